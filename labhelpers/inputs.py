@@ -1,0 +1,121 @@
+"""Turn what people and papermill type into values, or say in one line why not.
+
+papermill passes lists, booleans and some numbers as text (`'[256, 512]'`, `'false'`,
+`'1e-3'`) and whole numbers as floats (`64.0`); each is converted or refused here.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+
+class InputError(ValueError):
+    """Bad input: one line with what was given, what is allowed and what to do."""
+
+
+_TRUE = {"true", "yes", "on", "1"}
+_FALSE = {"false", "no", "off", "0"}
+_NONE = {"none", "null", "auto", ""}
+_LARGEST = 2**31 - 1
+
+
+def to_boolean(value: Any) -> bool:
+    """Convert true/false, yes/no, on/off, 1/0 in any case; ValueError otherwise."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)) and value in (0, 1):
+        return bool(value)
+    word = str(value).strip().lower()
+    if isinstance(value, str) and word in _TRUE | _FALSE:
+        return word in _TRUE
+    raise ValueError("must be true or false")
+
+
+def is_nothing(value: Any) -> bool:
+    """Tell whether a value means "not given": None, or text such as 'None', 'auto' or ''."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in _NONE)
+
+
+def to_integer(value: Any) -> int:
+    """Convert 64, '64' and 64.0 to 64; ValueError for 64.5, booleans and words."""
+    number = to_number(value)
+    if number != int(number):
+        raise ValueError("must be a whole number")
+    # A large integer must not pass through a float and lose its last digits.
+    return int(value) if isinstance(value, int) else int(number)
+
+
+def to_number(value: Any) -> float:
+    """Convert 0.001, '1e-3' and 1 to a finite float; ValueError for booleans, NaN and words."""
+    if isinstance(value, bool) or isinstance(value, (list, tuple, dict)):
+        raise ValueError("must be a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("must be a number") from None
+    if not math.isfinite(number):
+        raise ValueError("must be a finite number")
+    return number
+
+
+def to_text(value: Any) -> str:
+    """Convert text and paths to text; ValueError for numbers, lists and nothing."""
+    if isinstance(value, str) and value.strip() and "\0" not in value:
+        return value.strip()
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    raise ValueError("must be text that is not empty")
+
+
+def to_sizes(value: Any) -> tuple[int, ...]:
+    """Convert a batch list to distinct whole numbers of at least 1, in the order given.
+
+    Accepts a list, a single number, or text such as `[256, 512]`, `256, 512` or `256 512`.
+    Duplicates are kept once; `duplicates` tells which there were.
+    """
+    sizes = tuple(_size(entry) for entry in size_entries(value))
+    if not sizes:
+        raise ValueError("the batch list is empty; give at least one size, for example [32, 256]")
+    return tuple(dict.fromkeys(sizes))
+
+
+def duplicates(value: Any) -> tuple[int, ...]:
+    """Return the sizes that a batch list names more than once (`()` for none or no list)."""
+    if is_nothing(value):
+        return ()
+    sizes = [_size(entry) for entry in size_entries(value)]
+    return tuple(dict.fromkeys(size for size in sizes if sizes.count(size) > 1))
+
+
+def size_entries(value: Any) -> list[Any]:
+    """Split a batch list into its entries, unconverted; ValueError if it is not one."""
+    if isinstance(value, str):
+        return _entries_of_text(value.strip())
+    if isinstance(value, (bytes, dict, set)):
+        raise ValueError("must be a list of batch sizes, for example [32, 256]")
+    return list(value) if isinstance(value, Iterable) else [value]
+
+
+def _entries_of_text(text: str) -> list[Any]:
+    if text.startswith(("[", "(")):
+        try:
+            return list(ast.literal_eval(text))
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            text = text.strip("[]() ")
+    return [entry for entry in re.split(r"[,;\s]+", text) if entry]
+
+
+def _size(entry: Any) -> int:
+    try:
+        size = to_integer(entry)
+    except ValueError:
+        size = 0
+    if not 1 <= size <= _LARGEST:
+        raise ValueError(
+            f"{entry!r} is not a batch size; each must be a whole number from 1 to {_LARGEST:,}"
+        )
+    return size
