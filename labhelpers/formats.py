@@ -41,12 +41,14 @@ def show_bytes(value_bytes: float | None) -> str:
 
 
 def show_seconds(value_s: float | None) -> str:
-    """Write a duration as people say it: `7.35 ms`, `3.7 s`, `2 min 05 s`."""
+    """Write a duration as people say it: `7.35 ms`, `3.74 s`, `2 min 05 s`."""
     if value_s is None:
         return NOT_AVAILABLE
-    if value_s < 1:
+    if abs(value_s) < 0.1:
         return f"{value_s * 1e3:,.2f} ms"
-    if value_s < 60:
+    if abs(value_s) < 10:
+        return f"{value_s:,.2f} s"
+    if abs(value_s) < 60:
         return f"{value_s:,.1f} s"
     minutes, seconds = divmod(round(value_s), 60)
     if minutes < 60:

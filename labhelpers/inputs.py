@@ -51,7 +51,7 @@ def to_integer(value: Any) -> int:
 
 def to_number(value: Any) -> float:
     """Convert 0.001, '1e-3' and 1 to a finite float; ValueError for booleans, NaN and words."""
-    if isinstance(value, bool) or isinstance(value, (list, tuple, dict)):
+    if isinstance(value, (bool, list, tuple, dict)):
         raise ValueError("must be a number")
     try:
         number = float(value)

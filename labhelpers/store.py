@@ -12,8 +12,9 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import filelock
 from pydantic import ValidationError
@@ -38,7 +39,7 @@ class RunDirectory:
     def __init__(self, path: Path, info: RunInfo) -> None:
         self.path = path
         self.info = info
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
 
     @classmethod
     def create(cls, path: str | Path, *, synthetic: bool = False) -> RunDirectory:
@@ -87,7 +88,8 @@ class RunDirectory:
         try:
             self.info = read_info(self.path)
             repair_last_line(self.path / TRIALS_FILE)
-            with open(self.path / TRIALS_FILE, "a", encoding="utf-8") as self._file:
+            # Unbuffered: after a full disk nothing is left behind to be written once more.
+            with open(self.path / TRIALS_FILE, "ab", buffering=0) as self._file:
                 sync_directory(self.path)
                 yield self
         finally:
@@ -98,10 +100,11 @@ class RunDirectory:
         """Write a finished trial to disk: flushed and synced when this returns."""
         if self._file is None:
             raise RuntimeError("append() is only allowed inside writing()")
-        start = self._file.tell()
+        rest = memoryview(trial.model_dump_json(exclude_none=True).encode() + b"\n")
+        start = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(trial.model_dump_json(exclude_none=True) + "\n")
-            self._file.flush()
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError:
             # A full disk leaves half a line; take it away so that the file stays readable.

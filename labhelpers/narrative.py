@@ -1,0 +1,145 @@
+"""Sentences whose numbers come from results: the only place where prose meets figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from labhelpers.formats import MIB, show_bytes, show_rate, show_seconds, show_share, show_times
+from labhelpers.references import Curve
+from labhelpers.tables import readable
+from labhelpers.verdicts import Readings, read_sweep
+
+
+def sweep_text(curve: Curve, share: float) -> str:
+    """Return the table and the answer of a sweep as plain text for a terminal."""
+    lines = [readable(curve.table).to_string(index=False), ""]
+    said = (answer, knife_edge, going_further)
+    return "\n".join(lines + [tell(curve, share).replace("**", "") for tell in said])
+
+
+def readings(curve: Curve, share: float) -> Readings:
+    """Derive the article's readings from a curve's table."""
+    table = curve.table.set_index("batch_size")
+    rates = _known(table["images_per_s"])
+    peaks = {size: value * MIB for size, value in _known(table["allocated_mib"]).items()}
+    return read_sweep(rates, peaks, curve.images, share)
+
+
+def answer(curve: Curve, share: float) -> str:
+    """Say the recommended batch size in one sentence, with speed and memory."""
+    spot = readings(curve, share).sweet_spot
+    row = _row(curve, spot.batch_size)
+    return (
+        f"On **{curve.device}**, batch **{spot.batch_size:,}** is the smallest that reaches "
+        f"{show_share(share, 0)} of the best speed measured: {show_rate(spot.images_per_s)}, "
+        f"{show_share(spot.share_of_best)} of what batch {spot.best_batch_size:,} gives "
+        f"({show_rate(spot.best_images_per_s)}), at a peak of {_memory(row)}."
+    )
+
+
+def knife_edge(curve: Curve, share: float) -> str:
+    """Say what the sweet spot would be at neighbouring shares, and whether it is a close call."""
+    spot = readings(curve, share).sweet_spot
+    others = [f"{size:,} at {show_share(at, 0)}" for at, size in spot.at.items() if at != share]
+    close = abs(spot.share_of_best - share) < 0.005
+    edge = (
+        f" It passes by {(spot.share_of_best - share) * 100:.2f} percentage points: a knife's "
+        "edge that another run may tip." if close else ""
+    )  # fmt: skip
+    return f"The share is a choice: the sweet spot would be {' and '.join(others)}.{edge}"
+
+
+def going_further(curve: Curve, share: float) -> str:
+    """Say what going beyond the sweet spot saves in time and costs in memory."""
+    found = readings(curve, share)
+    spot = found.sweet_spot
+    if spot.batch_size == found.largest_batch_size:
+        return "The sweet spot is the largest batch measured; a larger one may still be faster."
+    saved = (
+        f"Going on from {spot.batch_size:,} to the fastest, {spot.best_batch_size:,}, saves "
+        f"{show_seconds(found.saved_s)} per epoch of {curve.images:,} images."
+        if spot.best_batch_size != spot.batch_size
+        else f"No other batch size is faster than {spot.batch_size:,}."
+    )
+    memory = (
+        f" The largest, {found.largest_batch_size:,}, takes {show_times(found.memory_ratio)} the "
+        "memory of the sweet spot." if found.memory_ratio else ""
+    )  # fmt: skip
+    return saved + memory
+
+
+def step_against_epoch(curve: Curve, share: float) -> str:
+    """Say how step time and epoch time change from the smallest batch to the sweet spot."""
+    spot = readings(curve, share).sweet_spot.batch_size
+    measured = curve.table.dropna(subset=["images_per_s"])
+    small, chosen = measured.iloc[0], _row(curve, spot)
+    if small["batch_size"] == spot:
+        return "The smallest batch measured already is the sweet spot."
+    return (
+        f"From batch {small['batch_size']:,.0f} to {spot:,} a step takes "
+        f"{show_times(chosen['step_ms'] / small['step_ms'], 2)} as long but holds "
+        f"{show_times(spot / small['batch_size'], 0)} the images, so the epoch is "
+        f"{show_times(small['epoch_s'] / chosen['epoch_s'], 2)} as fast "
+        f"({show_seconds(small['epoch_s'])} → {show_seconds(chosen['epoch_s'])})."
+    )
+
+
+def updates(curve: Curve) -> str:
+    """Say how many optimizer updates an epoch holds at both ends, and what loss they reached."""
+    measured = curve.table.dropna(subset=["updates"])
+    first, last = measured.iloc[0], measured.iloc[-1]
+    text = (
+        f"An epoch of {curve.images:,} images is {first['updates']:,.0f} optimizer updates at "
+        f"batch {first['batch_size']:,.0f} and {last['updates']:,.0f} at batch "
+        f"{last['batch_size']:,.0f}: the same images, not the same training."
+    )
+    if pd.notna(first["final_loss"]) and pd.notna(last["final_loss"]):
+        text += (
+            f" After that one epoch the training loss stood at {first['final_loss']:.3f} and "
+            f"{last['final_loss']:.3f}. Speed is measured here, not accuracy."
+        )
+    return text
+
+
+def gains_table(curve: Curve, share: float) -> pd.DataFrame:
+    """Return what each doubling of the batch gains in images/s."""
+    rows = [
+        {"from": f"{gain.from_batch:,}", "to": f"{gain.to_batch:,}",
+         "speed per doubling": show_times(gain.ratio, 2)}
+        for gain in readings(curve, share).gains
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["from", "to", "speed per doubling"])
+
+
+def side_by_side(curves: list[Curve], share: float) -> pd.DataFrame:
+    """Return one row a machine: sweet spot, its speed and memory, the best, and the ends."""
+    return pd.DataFrame([_machine(curve, share) for curve in curves])
+
+
+def _machine(curve: Curve, share: float) -> dict[str, Any]:
+    spot = readings(curve, share).sweet_spot
+    return {
+        "machine": curve.label,
+        "images": f"{curve.images:,}",
+        "sweet spot": f"{spot.batch_size:,}",
+        "of best": show_share(spot.share_of_best),
+        "images/s there": f"{spot.images_per_s:,.0f}",
+        "peak there": _memory(_row(curve, spot.batch_size)),
+        "best batch": f"{spot.best_batch_size:,}",
+        "best images/s": f"{spot.best_images_per_s:,.0f}",
+    }
+
+
+def _row(curve: Curve, size: int) -> pd.Series[Any]:
+    return curve.table[curve.table["batch_size"] == size].iloc[0]
+
+
+def _memory(row: pd.Series[Any]) -> str:
+    value = row["allocated_mib"]
+    return show_bytes(None if pd.isna(value) else value * MIB)
+
+
+def _known(column: pd.Series[Any]) -> dict[int, float]:
+    return {int(str(size)): float(value) for size, value in column.dropna().items()}

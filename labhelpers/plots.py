@@ -1,0 +1,165 @@
+"""Figures: `(curve, axes) -> axes`, and sheets of them. They draw and compute nothing."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from labhelpers.references import Curve
+
+Plot = Callable[[Curve, Axes], Axes]
+
+_OWN = "#0b5cad"
+_REFERENCES = ("#c2541b", "#3a7d44", "#7a4fa3", "#8a6d00")
+_FLAG = "#c81e3a"
+DPI = 144
+
+
+def batch_axis(axes: Axes, sizes: Sequence[int]) -> Axes:
+    """Give the axes a log-2 batch axis with a tick at each measured size."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.tick_params(axis="x", rotation=40)
+    axes.set_xlabel("batch size (images)")
+    axes.grid(True, which="major", alpha=0.25)
+    return axes
+
+
+def throughput(curve: Curve, axes: Axes) -> Axes:
+    """Draw images per second against batch size."""
+    _line(curve, axes, "batch_size", "images_per_s")
+    axes.set_ylabel("images/s (median)")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_ylim(bottom=0)
+    return axes
+
+
+def memory(curve: Curve, axes: Axes) -> Axes:
+    """Draw the peak of allocated memory against batch size, both on log-2 axes."""
+    _line(curve, axes, "batch_size", "allocated_mib")
+    return _log_axis(axes, "peak allocated (MiB)")
+
+
+def step_time(curve: Curve, axes: Axes) -> Axes:
+    """Draw the time of a step (epoch / steps) against batch size, both on log-2 axes."""
+    _line(curve, axes, "batch_size", "step_ms")
+    return _log_axis(axes, "step time (ms): epoch / steps")
+
+
+def throughput_against_memory(curve: Curve, axes: Axes) -> Axes:
+    """Draw images per second against peak memory, each point named with its batch size."""
+    _line(curve, axes, "allocated_mib", "images_per_s")
+    for row in curve.table.dropna(subset=["allocated_mib", "images_per_s"]).itertuples():
+        if not curve.reference:
+            axes.annotate(
+                f"{row.batch_size:,}", (row.allocated_mib, row.images_per_s),
+                textcoords="offset points", xytext=(4, -11), fontsize=7, color=_OWN,
+            )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("peak allocated (MiB)")
+    axes.set_ylabel("images/s (median)")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_ylim(bottom=0)
+    axes.grid(True, alpha=0.25)
+    return axes
+
+
+def mark_sweet_spot(axes: Axes, batch_size: int, share: float) -> Axes:
+    """Draw a line at the sweet spot and name it."""
+    axes.axvline(batch_size, color=_OWN, linewidth=1, linestyle=":")
+    axes.annotate(
+        f"sweet spot {batch_size:,}\n({share:.0%} of the best)", (batch_size, 0.03),
+        xycoords=("data", "axes fraction"), textcoords="offset points", xytext=(5, 0),
+        fontsize=8, color=_OWN,
+    )  # fmt: skip
+    return axes
+
+
+def sheet(
+    title: str, plots: Sequence[Plot], curves: Sequence[Curve], *, columns: int = 2
+) -> Figure:
+    """Draw each plot for all curves: a figure with a shared legend below it."""
+    rows = -(-len(plots) // columns)
+    figure = Figure(figsize=(5.2 * columns, 3.7 * rows + 0.7), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, plot in zip(grid, plots, strict=False):
+        _draw(plot, curves, axes)
+    for axes in grid[len(plots) :]:
+        axes.remove()
+    handles, labels = grid[0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=2, fontsize=8)
+    return figure
+
+
+def _draw(plot: Plot, curves: Sequence[Curve], axes: Axes) -> None:
+    drawn = [plot(curve, axes) for curve in curves if _has_points(curve, plot)]
+    sizes = {int(size) for curve in curves for size in curve.table["batch_size"]}
+    if plot is not throughput_against_memory and sizes:
+        batch_axis(axes, sorted(sizes))
+    if not drawn:
+        axes.text(0.5, 0.5, "not available here", ha="center", transform=axes.transAxes)
+
+
+def _has_points(curve: Curve, plot: Plot) -> bool:
+    needs_memory = plot in (memory, throughput_against_memory)
+    return not needs_memory or bool(curve.table["allocated_mib"].notna().any())
+
+
+def _line(curve: Curve, axes: Axes, x: str, y: str) -> None:
+    table = curve.table.dropna(subset=[x, y])
+    color = _REFERENCES[_count_references(axes) % len(_REFERENCES)] if curve.reference else _OWN
+    style: dict[str, Any] = {"linestyle": "--", "linewidth": 1.4, "markersize": 3, "alpha": 0.9}
+    if not curve.reference:
+        style = {"linestyle": "-", "linewidth": 2, "markersize": 5, "zorder": 3}
+    axes.plot(table[x], table[y], marker="o", color=color, label=curve.label, **style)
+    _ring_flagged(table, axes, x, y)
+
+
+def _ring_flagged(table: pd.DataFrame, axes: Axes, x: str, y: str) -> None:
+    """Ring the points that were disturbed, so that nobody reads them as clean."""
+    disturbed = table[table["flags"].str.contains("other process|throttled|mixed", na=False)]
+    if len(disturbed):
+        axes.scatter(
+            disturbed[x], disturbed[y], s=90, facecolors="none", edgecolors=_FLAG, zorder=4,
+            label="disturbed (see flags in the table)",
+        )  # fmt: skip
+
+
+def _count_references(axes: Axes) -> int:
+    return sum(line.get_linestyle() == "--" for line in axes.get_lines())
+
+
+def _log_axis(axes: Axes, label: str) -> Axes:
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axes.set_ylabel(label)
+    return axes
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """Return a figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as PNG, making its folder; return the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png_bytes(figure))
+    return path

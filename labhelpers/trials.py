@@ -1,0 +1,139 @@
+"""What runs inside the worker for one trial of a sweep: warm-up, measurement, summary."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from labhelpers import drivers
+from labhelpers.capture import Capture, CudaCapture, capture_for
+from labhelpers.environment import describe, environment_id, resolve_device
+from labhelpers.feeds import make_feed
+from labhelpers.inputs import InputError
+from labhelpers.records import SweepSpec, Trial
+from labhelpers.training import Step, make_step, read_precision, run_epoch, set_precision
+from labhelpers.workloads import Workload, workload_from
+
+
+def prepare(device: str, require_gpu: bool) -> dict[str, Any]:
+    """Resolve the device, start it, and return the facts of the environment.
+
+    Raises:
+        InputError: the device does not exist here, or a GPU is required and there is none.
+    """
+    resolved = resolve_device(device, require_gpu=require_gpu)
+    if resolved != "cpu":
+        torch.cuda.set_device(resolved)
+        torch.zeros(1, device=resolved)
+    return describe(resolved)
+
+
+def measure_sweep_trial(
+    spec: dict[str, Any], batch_size: int, repeat: int, position: int
+) -> dict[str, Any]:
+    """Train one epoch at one batch size and return the trial, JSON-able.
+
+    `spec` is a resolved SweepSpec. Every trial begins with the same weights and the same
+    order of images, in an emptied cache, after one untimed step of the same shape.
+    """
+    asked = SweepSpec(**spec)
+    capture = capture_for(torch.device(asked.device))
+    capture.empty_cache()
+    facts: dict[str, Any] = {
+        "kind": "sweep", "workload": asked.workload, "batch_size": batch_size, "repeat": repeat,
+        "position": position, "feed": asked.feed, "precision": asked.precision,
+        "device": asked.device, "synthetic": asked.synthetic,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment_id": _environment_id(asked.device),
+        "precision_before": set_precision(asked.precision),
+    }  # fmt: skip
+    facts |= _surroundings(capture, "before")
+    facts |= _measure(asked, workload_from(asked.workload), batch_size, capture)
+    facts |= _surroundings(capture, "after") | {"precision_after": read_precision()}
+    capture.empty_cache()
+    return Trial(**facts).model_dump(mode="json", exclude_none=True)
+
+
+def _measure(
+    asked: SweepSpec, workload: Workload, batch_size: int, capture: Capture
+) -> dict[str, Any]:
+    """Warm up, time one epoch and read the peaks; all tensors die when this returns."""
+    step = _new_step(asked, workload, capture.device)
+    feed = _feed(asked, workload, batch_size, capture.device)
+    first_step_peak_bytes = _warm_up(step, workload, capture, _largest(asked, batch_size))
+    retries = capture.alloc_retries()
+    capture.prepare(_known_length(feed))
+    capture.reset_peak()
+    epoch = run_epoch(step, feed, capture, batch_size=batch_size)
+    if epoch.images == 0:
+        raise InputError(f"workload: {asked.workload} gives an empty loader; nothing to train on")
+    now = capture.alloc_retries()
+    return asdict(epoch) | {
+        "updates": epoch.steps,
+        "first_step_peak_bytes": first_step_peak_bytes,
+        "peak_allocated_bytes": capture.peak_allocated_bytes(),
+        "peak_reserved_bytes": capture.peak_reserved_bytes(),
+        "alloc_retries": None if now is None or retries is None else now - retries,
+    }
+
+
+def _new_step(asked: SweepSpec, workload: Workload, device: torch.device) -> Step:
+    torch.manual_seed(asked.seed)
+    model = workload.make_model().to(device).train()
+    optimizer = workload.make_optimizer(model.parameters(), asked.learning_rate)
+    return make_step(model, optimizer, workload.loss, asked.precision, device)
+
+
+def _warm_up(step: Step, workload: Workload, capture: Capture, batch_size: int) -> int | None:
+    """Run one synthetic step of the same shape and return its peak in bytes."""
+    capture.reset_peak()
+    step(*workload.make_batch(batch_size, capture.device))
+    capture.synchronize()
+    return capture.peak_allocated_bytes()
+
+
+def _largest(asked: SweepSpec, batch_size: int) -> int:
+    """Return the size of the largest batch that the epoch will really hold."""
+    return min(batch_size, asked.images or batch_size)
+
+
+def _feed(
+    asked: SweepSpec, workload: Workload, batch_size: int, device: torch.device
+) -> Iterable[Any]:
+    if workload.make_loader is not None:
+        return workload.make_loader(batch_size, asked.seed)
+    if asked.workload != "fashion_cnn":
+        raise InputError(
+            f"workload: {asked.workload} has no data; give a Workload with make_loader to sweep it"
+        )
+    return make_feed(
+        asked.feed, asked.data_dir, batch_size=batch_size, seed=asked.seed, device=device,
+        images=asked.images or 0, workers=asked.workers, synthetic=asked.synthetic,
+    )  # fmt: skip
+
+
+def _known_length(feed: Iterable[Any]) -> int:
+    try:
+        return len(feed)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
+
+
+def _surroundings(capture: Capture, when: str) -> dict[str, Any]:
+    """Read the driver's memory, clocks and other processes, outside the timed part."""
+    handle = capture.handle if isinstance(capture, CudaCapture) else None
+    seen: dict[str, Any] = {f"memory_{when}": capture.driver_memory()}
+    if handle is not None:
+        seen[f"clocks_{when}"] = drivers.clocks(handle)
+        seen["other_processes"] = drivers.other_processes(handle)
+    return seen
+
+
+@functools.cache
+def _environment_id(device: str) -> str:
+    return environment_id(describe(device))

@@ -1,0 +1,240 @@
+"""One spawned process that measures: time limits, crashes, stop; it dies with its parent.
+
+The process stays warm between calls, so that torch's import and the device's context are paid
+once. What travels to it is a module-level function with JSON-able arguments, or bytes made by
+`cloudpickle` (see `packed`): torch's own pickling would share storage with the caller.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
+
+import cloudpickle
+import pebble
+
+from labhelpers.inputs import InputError
+from labhelpers.records import Outcome
+
+POLL_S = 0.05
+START_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a call ended: its value, or why there is none (`oom`, `killed`, `timeout`, `error`)."""
+
+    outcome: Outcome
+    value: Any = None
+    error_class: str | None = None
+    error_text: str | None = None
+    wall_s: float = 0.0
+
+
+class Stopped(Exception):
+    """The caller's stop event was set; the call was ended and its process replaced."""
+
+
+class Worker:
+    """Run functions in one warm child process, one at a time.
+
+    Use it as a context manager. `start_s` is the time that starting the process took.
+    """
+
+    def __init__(self) -> None:
+        self.start_s = 0.0
+        self._pool: pebble.ProcessPool | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, timeout_s: float,
+        stop: threading.Event | None = None,
+    ) -> Answer:  # fmt: skip
+        """Run `function(*arguments)` in the child and say how it ended.
+
+        The time limit holds for the function alone: the child is started before, if need be.
+
+        Raises:
+            InputError: the function refused its input (raised anew here).
+            Stopped: `stop` was set; the child was ended.
+        """
+        self.warm_up(stop=stop)
+        answer = self._submit(function, arguments, timeout_s, stop)
+        if answer.error_class == "InputError":
+            raise InputError(answer.error_text)
+        return answer
+
+    def warm_up(self, stop: threading.Event | None = None) -> None:
+        """Start the child and import torch in it, unless it is warm already.
+
+        Raises:
+            RuntimeError: the child does not start.
+        """
+        if self._pool is not None:
+            return
+        started = time.perf_counter()
+        self._pool = pebble.ProcessPool(
+            max_workers=1, context=_Context(), initializer=_initialise, initargs=(os.getpid(),)
+        )
+        answer = self._submit(_import_torch, (), START_TIMEOUT_S, stop)
+        self.start_s += time.perf_counter() - started
+        if answer.outcome != "ok":
+            self.close()
+            raise RuntimeError(f"the worker process does not start: {answer.error_text}")
+
+    def restart(self) -> None:
+        """End the child, so that the next call begins in a fresh process."""
+        self.close()
+
+    def close(self) -> None:
+        """End the child at once and wait until it is gone."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            pool.join()
+
+    def _submit(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float,
+        stop: threading.Event | None,
+    ) -> Answer:  # fmt: skip
+        assert self._pool is not None
+        started = time.perf_counter()
+        future = self._pool.schedule(_guarded, args=(function, arguments), timeout=timeout_s)
+        try:
+            while not concurrent.futures.wait([future], timeout=POLL_S).done:
+                if stop is not None and stop.is_set():
+                    raise Stopped
+        except BaseException:  # also Ctrl-C: the child must not go on measuring
+            future.cancel()
+            self.close()
+            raise
+        wall_s = time.perf_counter() - started
+        return self._answer(future, timeout_s, wall_s)
+
+    def _answer(self, future: Any, timeout_s: float, wall_s: float) -> Answer:
+        try:
+            outcome, value, name, text = future.result()
+        except concurrent.futures.TimeoutError:
+            self.close()
+            text = f"took longer than its time limit of {timeout_s:g} s and was ended"
+            return Answer("timeout", None, "TimeoutError", text, wall_s)
+        except pebble.ProcessExpired as error:
+            self.close()
+            return Answer("killed", None, "ProcessExpired", _death(error.exitcode), wall_s)
+        if name == "ContextLost":
+            self.close()
+        return Answer(outcome, value, name, text, wall_s)
+
+
+def packed(value: Any) -> bytes:
+    """Pack a value (also a class from a notebook cell) so that it can travel to a worker."""
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def unpacked(data: bytes) -> Any:
+    """Unpack what `packed` packed; only ever used on bytes from our own parent process."""
+    return cloudpickle.loads(data)
+
+
+def _death(exitcode: int | None) -> str:
+    """Say how a child ended, from its exit code."""
+    if exitcode is not None and exitcode < 0:
+        number = -exitcode
+        name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+        hint = " (the system ended it: host memory was probably used up)" if number == 9 else ""
+        return f"the worker process was killed by signal {number}, {name}{hint}"
+    return f"the worker process ended by itself with exit code {exitcode}"
+
+
+def _guarded(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Run in the child; return (outcome, value, error class, error text), never an exception."""
+    from labhelpers.oom import is_context_lost, is_oom
+
+    try:
+        return "ok", function(*arguments), None, None
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the call's outcome
+        outcome = "oom" if is_oom(error) else "error"
+        name = "ContextLost" if is_context_lost(error) else type(error).__name__
+        text = str(error) or repr(error)
+    # Outside the handler: inside it the exception's frames still hold the tensors.
+    _clean_up()
+    return outcome, None, name, text.replace("\0", "")
+
+
+def _clean_up() -> None:
+    from labhelpers.oom import release_memory
+
+    with suppress(Exception):  # a second error must not hide the first
+        release_memory()
+
+
+def _import_torch() -> None:
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads())
+
+
+def _initialise(parent: int) -> None:
+    """Prepare the child: it ignores Ctrl-C (the parent decides) and dies with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+
+def _die_with(parent: int) -> None:
+    # Besides the kernel's signal: it does not exist everywhere, and may come before the prctl.
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
+
+
+class _Process(SpawnProcess):
+    """A spawned process that does not run the caller's main script once more.
+
+    Everything it needs is imported by path or comes as bytes; running the script again would
+    start the measurement again wherever a script lacks `if __name__ == "__main__"`.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        from multiprocessing import spawn
+
+        original = spawn.get_preparation_data
+
+        def without_main(name: str) -> dict[str, Any]:
+            data = original(name)
+            return {k: v for k, v in data.items() if not k.startswith("init_main_from")}
+
+        spawn.get_preparation_data = without_main
+        try:
+            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+        finally:
+            spawn.get_preparation_data = original
+
+
+class _Context(SpawnContext):
+    Process = _Process  # type: ignore[assignment]
+
+
+def children() -> list[int]:
+    """Return the process ids of this process's living children (for tests and doctor)."""
+    return [process.pid for process in multiprocessing.active_children() if process.pid]
