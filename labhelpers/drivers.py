@@ -92,6 +92,20 @@ def clocks(handle: Any) -> Clocks:
     )
 
 
+def bus_traffic(handle: Any) -> dict[str, int] | None:
+    """Sample what crosses PCIe now, in bytes per second; None where NVML does not tell.
+
+    The driver looks at about 20 ms for each direction: call it while the device works.
+    """
+    sent, received = (
+        ask_nvml("nvmlDeviceGetPcieThroughput", handle, counter) if handle else None
+        for counter in (0, 1)  # NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES
+    )
+    if sent is None or received is None:
+        return None
+    return {"sent_bytes_per_s": sent * 1000, "received_bytes_per_s": received * 1000}
+
+
 def driver_version() -> str | None:
     """Return the driver's version as text; None without one."""
     answer = ask_nvml("nvmlSystemGetDriverVersion")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from labhelpers.inputs import (
     InputError,
     is_nothing,
+    shown,
     to_boolean,
     to_integer,
     to_number,
@@ -38,6 +39,8 @@ Sizes = Annotated[tuple[int, ...], BeforeValidator(to_sizes)]
 Share = Annotated[Number, Field(gt=0, le=1)]
 Positive = Annotated[Integer, Field(ge=1)]
 Seconds = Annotated[Number, Field(gt=0)]
+Repeats = Annotated[Integer, Field(ge=1, le=1000)]
+Seed = Annotated[Integer, Field(ge=0, le=2**63 - 1)]
 
 S = TypeVar("S", bound="Spec")
 
@@ -45,7 +48,9 @@ S = TypeVar("S", bound="Spec")
 class Record(BaseModel):
     """Base of everything that is stored: frozen; unknown fields are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class Spec(Record):
@@ -53,7 +58,7 @@ class Spec(Record):
 
     device: Text = "auto"
     precision: Precision = "fp32"
-    seed: Integer = 42
+    seed: Seed = 42
     learning_rate: Annotated[Number, Field(gt=0)] = 1e-3
     data_dir: Text = "data"
     synthetic: Boolean = False
@@ -80,23 +85,29 @@ class SweepSpec(Spec):
     """
 
     batch_sizes: Sizes | None = None
-    repeats: Positive | None = None
+    repeats: Repeats | None = None
     images: Positive | None = None
     order: Order = "article"
     feed: FeedName = "article"
-    workers: Annotated[Integer, Field(ge=0)] = 0
+    workers: Annotated[Integer, Field(ge=0, le=256)] = 0
     share: Share = 0.93
     quick: Boolean = False
 
 
 class ProbeSpec(Spec):
-    """Ask for large synthetic batches, growing until a limit (first article, second half)."""
+    """Ask for large synthetic batches, growing until a limit (first article, second half).
 
-    batch_sizes: Sizes | None = None
+    The last fields ask for the residency map: `residency_bytes` in blocks of `block_bytes`.
+    `None` means "what suits the device"; `probe.resolved` fills it in.
+    """
+
+    probe_sizes: Sizes | None = None
     steps: Positive = 5
     warmup_steps: Annotated[Integer, Field(ge=0)] = 2
     memory_budget_bytes: Positive | None = None
-    time_budget_s: Seconds = 600.0
+    time_budget_s: Seconds = 300.0
+    block_bytes: Annotated[Integer, Field(ge=2**20)] | None = None
+    residency_bytes: Positive | None = None
     quick: Boolean = False
 
 
@@ -218,14 +229,17 @@ class RunInfo(Record):
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _known_version(self) -> Self:
-        if self.schema_version > SCHEMA_VERSION:
+    @model_validator(mode="before")
+    @classmethod
+    def _known_version(cls, given: Any) -> Any:
+        # Before the fields: a newer file may have some that are unknown here.
+        version = dict(given).get("schema_version")
+        if isinstance(version, int) and version > SCHEMA_VERSION:
             raise ValueError(
-                f"schema version {self.schema_version} is newer than this program knows "
+                f"schema version {shown(version)} is newer than this program knows "
                 f"({SCHEMA_VERSION}); update labhelpers"
             )
-        return self
+        return given
 
 
 def ask(spec: type[S], given: Mapping[str, Any]) -> S:
@@ -247,7 +261,7 @@ def refuse_unknown_names(given: Iterable[str], allowed: Iterable[str]) -> None:
     names = sorted(allowed)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "see --help-notebook or --help"
             raise InputError(f"unknown parameter {name!r}: {hint} (allowed: {', '.join(names)})")
 
@@ -258,7 +272,6 @@ def one_line(error: ValidationError) -> str:
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"] if not str(part).startswith("function"))
         reason = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        given = repr(item.get("input"))
-        shown = given if len(given) <= 80 else given[:77] + "..."
-        lines.append(f"{where}: got {shown}; {reason}" if where else reason)
+        given = shown(item.get("input"))
+        lines.append(f"{where}: got {given}; {reason}" if where else reason)
     return "; ".join(dict.fromkeys(lines))

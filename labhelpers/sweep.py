@@ -11,9 +11,9 @@ from typing import Any
 
 from labhelpers.environment import check_device_name, environment_id
 from labhelpers.inputs import InputError
-from labhelpers.records import ARTICLE_BATCH_SIZES, TRAINING_IMAGES, SweepSpec, Trial
+from labhelpers.records import ARTICLE_BATCH_SIZES, TRAINING_IMAGES, Spec, SweepSpec, Trial
 from labhelpers.store import RunDirectory
-from labhelpers.worker import Worker
+from labhelpers.worker import Answer, Worker
 
 PREPARE_TIMEOUT_S = 300.0
 
@@ -165,10 +165,13 @@ def _run(
     return [finished[p.batch_size, p.repeat] for p in trials]
 
 
-def _prepared(
-    spec: SweepSpec, run: RunDirectory, worker: Worker, stop: threading.Event | None
-) -> SweepSpec:
-    """Start the worker, resolve the device and the spec, and keep both in `run.json`."""
+def start_device(spec: Spec, worker: Worker, stop: threading.Event | None) -> dict[str, Any]:
+    """Start the worker and the device that is asked for; return the facts of the environment.
+
+    Raises:
+        InputError: the device does not exist here, or a GPU is required and there is none.
+        RuntimeError: it cannot be started.
+    """
     from labhelpers.trials import prepare
 
     answer = worker.run(
@@ -176,9 +179,18 @@ def _prepared(
     )
     if answer.outcome != "ok":
         raise RuntimeError(f"the device cannot be started: {answer.error_text}")
-    spec = resolved(spec, answer.value["device"])
+    facts: dict[str, Any] = answer.value
+    return facts
+
+
+def _prepared(
+    spec: SweepSpec, run: RunDirectory, worker: Worker, stop: threading.Event | None
+) -> SweepSpec:
+    """Start the worker, resolve the device and the spec, and keep both in `run.json`."""
+    facts = start_device(spec, worker, stop)
+    spec = resolved(spec, facts["device"])
     check_same_request(run, spec)
-    run.note_environment(environment_id(answer.value), answer.value)
+    run.note_environment(environment_id(facts), facts)
     run.note_spec("sweep", spec)
     run.note(*notes_of(spec))
     return spec
@@ -210,17 +222,24 @@ def _one(
     )  # fmt: skip
     if answer.outcome == "ok":
         return Trial(**answer.value), answer.wall_s
-    from labhelpers.oom_message import parse_oom_message
-
-    message = parse_oom_message(answer.error_text or "")
     failed = Trial(
         kind="sweep", workload=spec.workload, batch_size=planned.batch_size,
         repeat=planned.repeat, position=planned.position, feed=spec.feed,
         precision=spec.precision, device=spec.device, synthetic=spec.synthetic,
-        outcome=answer.outcome, error_class=answer.error_class, error_text=answer.error_text,
-        oom=message.to_dict() if message else None,
+        **failure_facts(answer),
     )  # fmt: skip
     return failed, answer.wall_s
+
+
+def failure_facts(answer: Answer) -> dict[str, Any]:
+    """Return what a trial keeps of a call that gave no value: outcome, error, OOM fields."""
+    from labhelpers.oom_message import parse_oom_message
+
+    message = parse_oom_message(answer.error_text or "")
+    return {
+        "outcome": answer.outcome, "error_class": answer.error_class,
+        "error_text": answer.error_text, "oom": message.to_dict() if message else None,
+    }  # fmt: skip
 
 
 def matching(trials: Iterable[Trial], spec: SweepSpec) -> list[Trial]:

@@ -15,7 +15,7 @@ from labhelpers.capture import Capture, CudaCapture, capture_for
 from labhelpers.environment import describe, environment_id, resolve_device
 from labhelpers.feeds import make_feed
 from labhelpers.inputs import InputError
-from labhelpers.records import SweepSpec, Trial
+from labhelpers.records import Spec, SweepSpec, Trial
 from labhelpers.training import Step, make_step, read_precision, run_epoch, set_precision
 from labhelpers.workloads import Workload, workload_from
 
@@ -49,12 +49,12 @@ def measure_sweep_trial(
         "position": position, "feed": asked.feed, "precision": asked.precision,
         "device": asked.device, "synthetic": asked.synthetic,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment_id": _environment_id(asked.device),
+        "environment_id": environment_id_of(asked.device),
         "precision_before": set_precision(asked.precision),
     }  # fmt: skip
-    facts |= _surroundings(capture, "before")
+    facts |= surroundings(capture, "before")
     facts |= _measure(asked, workload_from(asked.workload), batch_size, capture)
-    facts |= _surroundings(capture, "after") | {"precision_after": read_precision()}
+    facts |= surroundings(capture, "after") | {"precision_after": read_precision()}
     capture.empty_cache()
     return Trial(**facts).model_dump(mode="json", exclude_none=True)
 
@@ -63,7 +63,7 @@ def _measure(
     asked: SweepSpec, workload: Workload, batch_size: int, capture: Capture
 ) -> dict[str, Any]:
     """Warm up, time one epoch and read the peaks; all tensors die when this returns."""
-    step = _new_step(asked, workload, capture.device)
+    step = new_step(asked, workload, capture.device)
     feed = _feed(asked, workload, batch_size, capture.device)
     first_step_peak_bytes = _warm_up(step, workload, capture, _largest(asked, batch_size))
     retries = capture.alloc_retries()
@@ -82,7 +82,8 @@ def _measure(
     }
 
 
-def _new_step(asked: SweepSpec, workload: Workload, device: torch.device) -> Step:
+def new_step(asked: Spec, workload: Workload, device: torch.device) -> Step:
+    """Return a step over a new model and optimizer; equal seeds give equal weights."""
     torch.manual_seed(asked.seed)
     model = workload.make_model().to(device).train()
     optimizer = workload.make_optimizer(model.parameters(), asked.learning_rate)
@@ -124,7 +125,7 @@ def _known_length(feed: Iterable[Any]) -> int:
         return 0
 
 
-def _surroundings(capture: Capture, when: str) -> dict[str, Any]:
+def surroundings(capture: Capture, when: str) -> dict[str, Any]:
     """Read the driver's memory, clocks and other processes, outside the timed part."""
     handle = capture.handle if isinstance(capture, CudaCapture) else None
     seen: dict[str, Any] = {f"memory_{when}": capture.driver_memory()}
@@ -135,5 +136,6 @@ def _surroundings(capture: Capture, when: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _environment_id(device: str) -> str:
+def environment_id_of(device: str) -> str:
+    """Return the id of the environment that measurements on this device belong to."""
     return environment_id(describe(device))
