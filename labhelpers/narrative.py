@@ -8,6 +8,7 @@ import pandas as pd
 
 from labhelpers.formats import MIB, show_bytes, show_rate, show_seconds, show_share, show_times
 from labhelpers.references import Curve
+from labhelpers.store import RunDirectory
 from labhelpers.tables import readable
 from labhelpers.verdicts import Readings, read_sweep
 
@@ -101,6 +102,43 @@ def updates(curve: Curve) -> str:
             f"{last['final_loss']:.3f}. Speed is measured here, not accuracy."
         )
     return text
+
+
+def updates_table(curve: Curve) -> pd.DataFrame:
+    """Return steps, last batch, updates and final loss of each batch size, as text."""
+    columns = ["batch", "steps", "last batch", "updates/epoch", "final loss"]
+    return readable(curve.table.dropna(subset=["updates"]))[columns]
+
+
+def whose(curve: Curve) -> str:
+    """Say whose results these are, and whether a CPU or made-up images stand behind them."""
+    if curve.reference:
+        return (
+            "**No run of your own is here yet**, so this shows a committed reference run: "
+            f"{curve.label}. `make report` puts your machine in its place."
+        )
+    cpu = ", a CPU: nothing here speaks for a GPU" if curve.label.find(", CPU") >= 0 else ""
+    return f"These are the results of **{curve.label}**{cpu}."
+
+
+def environment_table(run: RunDirectory) -> pd.DataFrame:
+    """Return the facts of the machine that a run was measured on, one a row."""
+    facts = run.environment()
+    packages = facts.get("packages", {})
+    gpu = facts.get("gpu") or {}
+    rows = {
+        "device": f"{facts.get('device_name')} ({facts.get('device')})",
+        "device memory": show_bytes(gpu.get("total_bytes")),
+        "driver / CUDA": f"{facts.get('driver') or 'none'} / {facts.get('cuda') or 'none'}",
+        "torch / torchvision": f"{packages.get('torch')} / {packages.get('torchvision')}",
+        "system": f"{facts.get('system')}{' on WSL2' if facts.get('wsl2') else ''}",
+        "CPU": f"{facts.get('cpu')}, {facts.get('cpu_count')} usable",
+        "torch threads": str(facts.get("torch_threads")),
+        "Python": str(facts.get("python")),
+        "run": run.info.run_id,
+        "measured at": run.info.created_at,
+    }
+    return pd.DataFrame({"what": list(rows), "value": list(rows.values())})
 
 
 def gains_table(curve: Curve, share: float) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from labhelpers.formats import show_seconds
 from labhelpers.inputs import InputError
 from labhelpers.plots import png_bytes, save_figure
 from labhelpers.records import Spec, ask
+from labhelpers.references import Curve, curve_of, reference_curves, reference_runs
 from labhelpers.store import RunDirectory, find_runs, new_run_path, open_run
 from labhelpers.sweep import Progress
 
@@ -90,17 +91,27 @@ def run_for_measuring(
     return RunDirectory.create(new_run_path(results_dir), synthetic=synthetic)
 
 
-def run_for_reading(run_dir: str, *, results_dir: str = "../results") -> RunDirectory | None:
-    """Return the run that the report reads: named, or the newest own one; None if there is none.
+def run_for_report(
+    run_dir: str, *, results_dir: str = "../results"
+) -> tuple[RunDirectory, Curve, list[Curve]]:
+    """Return the run that the report is about, its curve, and all curves to draw.
+
+    It is the named run, or the newest own one that holds a sweep, or a committed reference.
 
     Raises:
-        InputError: a run was named that is not there.
+        InputError: a run was named that is not there, or there is no sweep anywhere.
     """
     named = run_dir or os.environ.get(RUN_VARIABLE, "")
-    if named:
-        return open_run(named)
-    runs = find_runs(results_dir)
-    return open_run(runs[-1]) if runs else None
+    candidates = [Path(named)] if named else find_runs(results_dir)[::-1]
+    for path in candidates:
+        own = curve_of(open_run(path))
+        if own is not None:
+            return open_run(path), own, [own, *reference_curves(leave_out=path)]
+    for run in reference_runs().values():
+        curve = curve_of(run, reference=True)
+        if curve is not None and not named:
+            return run, curve, [curve, *reference_curves(leave_out=run.path)]
+    raise InputError(f"{named or results_dir} holds no measured sweep; run notebook 01 first")
 
 
 def show_figure(figure: Figure, alt: str, save_as: Path | None = None) -> None:

@@ -21,6 +21,8 @@ _OWN = "#0b5cad"
 _REFERENCES = ("#c2541b", "#3a7d44", "#7a4fa3", "#8a6d00")
 _FLAG = "#c81e3a"
 DPI = 144
+FAR_APART = 4
+"""From this ratio of best speeds on, curves share a logarithmic axis."""
 
 
 def batch_axis(axes: Axes, sizes: Sequence[int]) -> Axes:
@@ -38,10 +40,7 @@ def batch_axis(axes: Axes, sizes: Sequence[int]) -> Axes:
 def throughput(curve: Curve, axes: Axes) -> Axes:
     """Draw images per second against batch size."""
     _line(curve, axes, "batch_size", "images_per_s")
-    axes.set_ylabel("images/s (median)")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylim(bottom=0)
-    return axes
+    return _rate_axis(axes)
 
 
 def memory(curve: Curve, axes: Axes) -> Axes:
@@ -68,11 +67,8 @@ def throughput_against_memory(curve: Curve, axes: Axes) -> Axes:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("peak allocated (MiB)")
-    axes.set_ylabel("images/s (median)")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylim(bottom=0)
     axes.grid(True, alpha=0.25)
-    return axes
+    return _rate_axis(axes)
 
 
 def mark_sweet_spot(axes: Axes, batch_size: int, share: float) -> Axes:
@@ -114,6 +110,21 @@ def _draw(plot: Plot, curves: Sequence[Curve], axes: Axes) -> None:
         axes.text(0.5, 0.5, "not available here", ha="center", transform=axes.transAxes)
 
 
+def _rate_axis(axes: Axes) -> Axes:
+    """Start images/s at 0; where machines differ too much to compare shapes, use a log axis."""
+    axes.set_ylabel("images/s (median)")
+    lines = [line.get_ydata() for line in axes.get_lines() if len(line.get_ydata())]
+    peaks = [max(line) for line in lines]
+    if peaks and max(peaks) > FAR_APART * min(peaks):
+        axes.set_yscale("log", base=2)
+        axes.set_ylim(min(min(line) for line in lines) / 1.5, 1.5 * max(peaks))
+    else:
+        axes.set_yscale("linear")
+        axes.set_ylim(0, 1.08 * max(peaks, default=1))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    return axes
+
+
 def _has_points(curve: Curve, plot: Plot) -> bool:
     needs_memory = plot in (memory, throughput_against_memory)
     return not needs_memory or bool(curve.table["allocated_mib"].notna().any())
@@ -131,7 +142,9 @@ def _line(curve: Curve, axes: Axes, x: str, y: str) -> None:
 
 def _ring_flagged(table: pd.DataFrame, axes: Axes, x: str, y: str) -> None:
     """Ring the points that were disturbed, so that nobody reads them as clean."""
-    disturbed = table[table["flags"].str.contains("other process|throttled|mixed", na=False)]
+    disturbed = table[
+        table["flags"].str.contains("other process|others used|throttled|mixed", na=False)
+    ]
     if len(disturbed):
         axes.scatter(
             disturbed[x], disturbed[y], s=90, facecolors="none", edgecolors=_FLAG, zorder=4,

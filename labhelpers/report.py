@@ -64,6 +64,7 @@ def run_notebook(
         unrun = count_unrun(partial)
         if unrun:
             code, why = EXIT_UNRUN, f"{unrun} cells were not run"
+    drop_paths(partial)
     if code == EXIT_DONE:
         os.replace(partial, output)
     return NotebookResult(notebook.stem, code, output if code == EXIT_DONE else partial, why)
@@ -90,6 +91,16 @@ def _execute(
         code = EXIT_BAD_INPUT if error.ename == "InputError" else EXIT_FAILED
         return code, f"{error.ename}: {error.evalue}"
     return EXIT_DONE, ""
+
+
+def drop_paths(notebook: Path) -> None:
+    """Leave only file names of the paths that papermill keeps: a shared file names no folder."""
+    content = nbformat.read(notebook, as_version=4)
+    kept = content.metadata.get("papermill", {})
+    for name in ("input_path", "output_path"):
+        if kept.get(name):
+            kept[name] = Path(kept[name]).name
+    nbformat.write(content, notebook)
 
 
 def count_unrun(notebook: Path) -> int:

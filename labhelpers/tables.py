@@ -18,6 +18,10 @@ SWEEP_COLUMNS = (
 )  # fmt: skip
 
 
+BUSY_SHARE = 0.1
+"""From this share of the CPU on, other programs' work disturbs a measurement on the CPU."""
+
+
 def by_batch_size(trials: Iterable[Trial]) -> dict[int, list[Trial]]:
     """Group trials by batch size, ascending."""
     groups: dict[int, list[Trial]] = {}
@@ -94,6 +98,8 @@ def flags(group: Iterable[Trial]) -> list[str]:
             found[trial.outcome] = None
         if trial.other_processes:
             found["other process on the device"] = None
+        if (trial.details or {}).get("cpu_of_others", 0) > BUSY_SHARE:
+            found["others used the CPU"] = None
         if trial.alloc_retries:
             found["allocator retries"] = None
         if (trial.precision_after or {}).get("both") == "mixed":
@@ -115,11 +121,22 @@ _SHOWN = {
 }  # fmt: skip
 
 
-def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table as text for people: units in the heads, `n/a` where not measured."""
+SPEED = ("batch_size", "images_per_s", "spread", "share_of_best", "epoch_s", "step_ms",
+         "event_step_ms", "feed_wait")  # fmt: skip
+COST = ("batch_size", "allocated_mib", "reserved_mib", "steps", "last_batch", "updates",
+        "final_loss")  # fmt: skip
+
+
+def readable(table: pd.DataFrame, columns: Iterable[str] = tuple(_SHOWN)) -> pd.DataFrame:
+    """Return the table as text for people: units in the heads, `n/a` where not measured.
+
+    `columns` may be `SPEED` or `COST`, so that a table fits a page.
+    """
     shown = {
-        head: [NOT_AVAILABLE if pd.isna(v) else form.format(v) for v in table[name]]
-        for name, (head, form) in _SHOWN.items()
+        _SHOWN[name][0]: [
+            NOT_AVAILABLE if pd.isna(v) else _SHOWN[name][1].format(v) for v in table[name]
+        ]
+        for name in columns
         if name in table
     }
     if table["flags"].any():

@@ -12,6 +12,7 @@ import torch
 
 from labhelpers import drivers
 from labhelpers.capture import Capture, CudaCapture, capture_for
+from labhelpers.cpu_load import CpuLoad
 from labhelpers.environment import describe, environment_id, resolve_device
 from labhelpers.feeds import make_feed
 from labhelpers.inputs import InputError
@@ -53,7 +54,9 @@ def measure_sweep_trial(
         "precision_before": set_precision(asked.precision),
     }  # fmt: skip
     facts |= surroundings(capture, "before")
+    load = CpuLoad()
     facts |= _measure(asked, workload_from(asked.workload), batch_size, capture)
+    facts["details"] = {"cpu_of_others": load.share_of_others()}
     facts |= surroundings(capture, "after") | {"precision_after": read_precision()}
     capture.empty_cache()
     return Trial(**facts).model_dump(mode="json", exclude_none=True)

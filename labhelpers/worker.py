@@ -179,7 +179,7 @@ def _guarded(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[
 
 
 def _clean_up() -> None:
-    from labhelpers.oom import release_memory
+    from labhelpers.freeing import release_memory
 
     with suppress(Exception):  # a second error must not hide the first
         release_memory()
