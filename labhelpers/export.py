@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
+from labhelpers.files import write_atomically
 from labhelpers.inputs import InputError
 from labhelpers.records import SCHEMA_VERSION, RunInfo, Trial
-from labhelpers.store import RunDirectory, write_atomically
+from labhelpers.store import RunDirectory
 
 SCHEMA_FILE = Path(__file__).with_name("export.schema.json")
 

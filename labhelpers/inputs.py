@@ -10,11 +10,16 @@ import ast
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 
 class InputError(ValueError):
     """Bad input: one line with what was given, what is allowed and what to do."""
+
+    def __init__(self, message: object = "") -> None:
+        # Texts of other people's errors, quoted in ours, may have many lines.
+        super().__init__(" ".join(str(message).splitlines()))
 
 
 _TRUE = {"true", "yes", "on", "1"}
@@ -46,12 +51,14 @@ def to_integer(value: Any) -> int:
     if number != int(number):
         raise ValueError("must be a whole number")
     # A large integer must not pass through a float and lose its last digits.
-    return int(value) if isinstance(value, int) else int(number)
+    with suppress(ValueError):
+        return int(value) if isinstance(value, (int, str)) else int(number)
+    return int(number)
 
 
 def to_number(value: Any) -> float:
     """Convert 0.001, '1e-3' and 1 to a finite float; ValueError for booleans, NaN and words."""
-    if isinstance(value, (bool, list, tuple, dict)):
+    if isinstance(value, (bool, bytes, list, tuple, dict)):
         raise ValueError("must be a number")
     try:
         number = float(value)
@@ -69,6 +76,15 @@ def to_text(value: Any) -> str:
     if hasattr(value, "__fspath__"):
         return str(value)
     raise ValueError("must be text that is not empty")
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """Return a value as an error line quotes it: its repr, cut off where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - an integer of 5,000 digits, or somebody's broken repr
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def to_sizes(value: Any) -> tuple[int, ...]:
@@ -116,6 +132,7 @@ def _size(entry: Any) -> int:
         size = 0
     if not 1 <= size <= _LARGEST:
         raise ValueError(
-            f"{entry!r} is not a batch size; each must be a whole number from 1 to {_LARGEST:,}"
+            f"{shown(entry)} is not a batch size; each must be a whole number from 1 to "
+            f"{_LARGEST:,}"
         )
     return size

@@ -7,10 +7,8 @@ off by a crash is recognised and dropped: it never was a finished trial.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -20,13 +18,21 @@ import filelock
 from pydantic import ValidationError
 
 from labhelpers import __version__
+from labhelpers.files import (
+    decoded,
+    is_json,
+    parse_json,
+    read_bytes,
+    sync_directory,
+    writable,
+    write_atomically,
+)
 from labhelpers.inputs import InputError
 from labhelpers.records import RunInfo, Spec, Trial, one_line
 
 RUN_FILE = "run.json"
 TRIALS_FILE = "trials.jsonl"
 LOCK_FILE = ".lock"
-LARGEST_FILE_BYTES = 512 * 1024**2
 
 
 class RunDirectory:
@@ -49,20 +55,15 @@ class RunDirectory:
             InputError: the path is a file, cannot be written, or already holds a run.
         """
         path = Path(path)
-        if (path / RUN_FILE).exists():
-            raise InputError(f"{path} already holds a run; resume it or choose another directory")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         info = RunInfo(
             labhelpers_version=__version__, run_id=path.name, created_at=now, synthetic=synthetic
         )
-        try:
+        with writable(path):
+            if (path / RUN_FILE).exists():
+                raise InputError(f"{path} already holds a run; resume it or choose another")
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(path / RUN_FILE, info.model_dump_json(indent=1))
-        except OSError as error:
-            raise InputError(
-                f"cannot write results to {path}: {error.strerror or error}; choose a directory "
-                "that can be written"
-            ) from None
         return cls(path, info)
 
     @contextlib.contextmanager
@@ -72,24 +73,14 @@ class RunDirectory:
         Raises:
             InputError: another process holds it, or the directory cannot be written.
         """
-        lock = filelock.FileLock(self.path / LOCK_FILE, timeout=0)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            raise InputError(
-                f"{self.path} is in use by another run; wait for it to end or choose another "
-                "directory"
-            ) from None
-        except OSError as error:
-            raise InputError(
-                f"cannot write to {self.path}: {error.strerror or error}; choose a directory "
-                "that can be written"
-            ) from None
+        lock = _locked(self.path)
         try:
             self.info = read_info(self.path)
-            repair_last_line(self.path / TRIALS_FILE)
-            # Unbuffered: after a full disk nothing is left behind to be written once more.
-            with open(self.path / TRIALS_FILE, "ab", buffering=0) as self._file:
+            with writable(self.path):
+                repair_last_line(self.path / TRIALS_FILE)
+                # Unbuffered: after a full disk nothing is left behind to be written once more.
+                stream = open(self.path / TRIALS_FILE, "ab", buffering=0)  # noqa: SIM115
+            with stream as self._file:
                 sync_directory(self.path)
                 yield self
         finally:
@@ -106,11 +97,13 @@ class RunDirectory:
             while rest:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
-        except OSError:
+        except OSError as error:
             # A full disk leaves half a line; take it away so that the file stays readable.
             with contextlib.suppress(OSError):
                 os.truncate(self.path / TRIALS_FILE, start)
-            raise
+            raise OSError(
+                error.errno, f"a finished trial cannot be kept ({error.strerror})", str(self.path)
+            ) from None
 
     def note_spec(self, name: str, spec: Spec) -> None:
         """Keep what was asked in `run.json`."""
@@ -141,6 +134,20 @@ class RunDirectory:
         write_atomically(self.path / RUN_FILE, self.info.model_dump_json(indent=1))
 
 
+def _locked(path: Path) -> filelock.BaseFileLock:
+    lock = filelock.FileLock(path / LOCK_FILE, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise InputError(
+            f"{path} is in use by another run; wait for it to end or choose another directory"
+        ) from None
+    except OSError as error:
+        with writable(path):
+            raise error
+    return lock
+
+
 def open_run(path: str | Path) -> RunDirectory:
     """Open a run directory for reading (and for `writing()`).
 
@@ -153,7 +160,9 @@ def open_run(path: str | Path) -> RunDirectory:
 def read_info(path: Path) -> RunInfo:
     """Read and check `run.json` of a run directory; InputError says what is wrong."""
     file = path / RUN_FILE
-    value = parse_json(_text_of(file, f"{path} holds no run (no {RUN_FILE})"), file)
+    value = parse_json(
+        decoded(read_bytes(file, f"{path} holds no run (no {RUN_FILE})"), file), file
+    )
     if not isinstance(value, dict) or "schema_version" not in value:
         raise InputError(f"{file} is not a results file of labhelpers (no schema_version)")
     try:
@@ -167,12 +176,12 @@ def read_trials(file: Path) -> Iterator[Trial]:
     if not file.exists():
         return
     seen = set()
-    lines = _text_of(file, f"{file} cannot be read").split("\n")
-    for number, line in enumerate(lines, start=1):
-        unfinished = number == len(lines)
-        if not line.strip() or (unfinished and not _is_json(line)):
+    # Bytes, not text: a crash may cut a line within a character.
+    *lines, last = read_bytes(file, f"{file} cannot be read").split(b"\n")
+    for number, line in enumerate([*lines, last if is_json(last) else b""], start=1):
+        if not line.strip():
             continue
-        trial = _trial_of(line, f"{file} line {number}")
+        trial = _trial_of(decoded(line, file), f"{file} line {number}")
         if trial.key not in seen:
             seen.add(trial.key)
             yield trial
@@ -192,10 +201,10 @@ def repair_last_line(file: Path) -> None:
     """Cut an unfinished last line, or end a finished one that lacks its newline."""
     if not file.exists():
         return
-    data = file.read_bytes()
+    data = read_bytes(file, f"{file} cannot be read")
     keep = data.rfind(b"\n") + 1
     tail = data[keep:]
-    if tail and _is_json(tail.decode("utf-8", "replace")):
+    if tail and is_json(tail):
         with open(file, "ab") as stream:
             stream.write(b"\n")
     elif tail:
@@ -219,73 +228,3 @@ def new_run_path(results_dir: str | Path) -> Path:
         count += 1
         path = base.with_name(f"{base.name}-{count}")
     return path
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new one, never half."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as stream:
-        try:
-            stream.write(text + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-            os.fchmod(stream.fileno(), 0o644)
-            os.replace(stream.name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(stream.name)
-            raise
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Sync a directory's entries to disk, where the system allows it (not on Windows)."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def parse_json(text: str, where: object) -> Any:
-    """Parse strict JSON; InputError names the place for duplicate keys, NaN and broken text."""
-    try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not valid JSON: {str(error).splitlines()[0]}") from None
-
-
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"the key {key!r} stands twice")
-        result[key] = value
-    return result
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not allowed")
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _text_of(file: Path, absent: str) -> str:
-    try:
-        if file.stat().st_size > LARGEST_FILE_BYTES:
-            raise InputError(f"{file} is larger than {LARGEST_FILE_BYTES:,} bytes: not a run")
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(absent) from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is not text: it is binary or damaged") from None
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}") from None

@@ -8,11 +8,12 @@ from pathlib import Path
 import pandas as pd
 
 from labhelpers import narrative
+from labhelpers.files import write_atomically
 from labhelpers.progress import describe_failure
 from labhelpers.records import SweepSpec, Trial
 from labhelpers.references import article_curve, curve_of
 from labhelpers.report import NotebookResult
-from labhelpers.store import RunDirectory, write_atomically
+from labhelpers.store import RunDirectory
 from labhelpers.tables import readable
 
 _COLUMNS = ["batch", "images/s", "of best", "spread", "step ms", "allocated MiB", "updates/epoch"]
@@ -54,8 +55,7 @@ def environment_lines(run: RunDirectory) -> list[str]:
         "",
         f"- device: {facts.get('device_name', 'unknown')} ({facts.get('device', 'unknown')})",
         f"- torch {packages.get('torch')}, CUDA {facts.get('cuda')}, driver {facts.get('driver')}",
-        f"- {facts.get('system')} {facts.get('kernel')}"
-        + (", WSL2" if facts.get("wsl2") else ""),
+        f"- {facts.get('system')} {facts.get('kernel')}" + (", WSL2" if facts.get("wsl2") else ""),
         f"- CPU: {facts.get('cpu')}, {facts.get('cpu_count')} usable, "
         f"{facts.get('torch_threads')} torch threads",
     ]

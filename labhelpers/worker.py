@@ -1,8 +1,9 @@
 """One spawned process that measures: time limits, crashes, stop; it dies with its parent.
 
 The process stays warm between calls, so that torch's import and the device's context are paid
-once. What travels to it is a module-level function with JSON-able arguments, or bytes made by
-`cloudpickle` (see `packed`): torch's own pickling would share storage with the caller.
+once. What travels, there and back, are bytes made by `cloudpickle` (see `packed`): functions
+and classes of a notebook cell travel whole, and no tensor shares storage with the caller's, as
+torch's own pickling would have it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -29,6 +32,16 @@ from labhelpers.records import Outcome
 
 POLL_S = 0.05
 START_TIMEOUT_S = 300.0
+# A child that is asked to end may clean up for so long; Stop shall take less than 3 s.
+pebble.CONSTS.term_timeout = 1.0
+_PREPARING = threading.Lock()
+
+
+def import_torch() -> None:
+    """Import torch and start its threads: what makes a fresh child slow."""
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads())
 
 
 @dataclass(frozen=True)
@@ -49,12 +62,15 @@ class Stopped(Exception):
 class Worker:
     """Run functions in one warm child process, one at a time.
 
-    Use it as a context manager. `start_s` is the time that starting the process took.
+    Use it as a context manager. `start_s` is the time that starting the process took;
+    `warm_with` is what the child runs before its first call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warm_with: Callable[[], None] = import_torch) -> None:
         self.start_s = 0.0
+        self._warm_with = warm_with
         self._pool: pebble.ProcessPool | None = None
+        self._starter: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Worker:
         return self
@@ -81,18 +97,21 @@ class Worker:
         return answer
 
     def warm_up(self, stop: threading.Event | None = None) -> None:
-        """Start the child and import torch in it, unless it is warm already.
+        """Start the child and warm it, unless it is warm already.
 
         Raises:
             RuntimeError: the child does not start.
         """
-        if self._pool is not None:
+        if self._pool is not None and self._pool.active:
             return
+        self.close()
         started = time.perf_counter()
+        # The kernel ends the child with the thread that started it, so one thread stays for it.
+        self._starter = ThreadPoolExecutor(max_workers=1)
         self._pool = pebble.ProcessPool(
             max_workers=1, context=_Context(), initializer=_initialise, initargs=(os.getpid(),)
         )
-        answer = self._submit(_import_torch, (), START_TIMEOUT_S, stop)
+        answer = self._submit(self._warm_with, (), START_TIMEOUT_S, stop)
         self.start_s += time.perf_counter() - started
         if answer.outcome != "ok":
             self.close()
@@ -108,14 +127,20 @@ class Worker:
         if pool is not None:
             pool.stop()
             pool.join()
+        starter, self._starter = self._starter, None
+        if starter is not None:
+            starter.shutdown()
 
     def _submit(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float,
         stop: threading.Event | None,
     ) -> Answer:  # fmt: skip
         assert self._pool is not None
+        assert self._starter is not None
+        call = packed((function, arguments))
         started = time.perf_counter()
-        future = self._pool.schedule(_guarded, args=(function, arguments), timeout=timeout_s)
+        schedule = self._pool.schedule
+        future = self._starter.submit(schedule, _guarded, (call,), timeout=timeout_s).result()
         try:
             while not concurrent.futures.wait([future], timeout=POLL_S).done:
                 if stop is not None and stop.is_set():
@@ -129,14 +154,16 @@ class Worker:
 
     def _answer(self, future: Any, timeout_s: float, wall_s: float) -> Answer:
         try:
-            outcome, value, name, text = future.result()
+            outcome, packed_value, name, text = future.result()
+            value = unpacked(packed_value)
         except concurrent.futures.TimeoutError:
             self.close()
             text = f"took longer than its time limit of {timeout_s:g} s and was ended"
             return Answer("timeout", None, "TimeoutError", text, wall_s)
-        except pebble.ProcessExpired as error:
+        except (pebble.ProcessExpired, BrokenProcessPool) as error:
             self.close()
-            return Answer("killed", None, "ProcessExpired", _death(error.exitcode), wall_s)
+            code = getattr(error, "exitcode", None)
+            return Answer("killed", None, "ProcessExpired", _death(code), wall_s)
         if name == "ContextLost":
             self.close()
         return Answer(outcome, value, name, text, wall_s)
@@ -160,22 +187,35 @@ def _death(exitcode: int | None) -> str:
         name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
         hint = " (the system ended it: host memory was probably used up)" if number == 9 else ""
         return f"the worker process was killed by signal {number}, {name}{hint}"
+    if exitcode is None:
+        return "the worker process was gone before the call began"
     return f"the worker process ended by itself with exit code {exitcode}"
 
 
-def _guarded(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Run in the child; return (outcome, value, error class, error text), never an exception."""
+def _guarded(call: bytes) -> tuple[Any, ...]:
+    """Run in the child; return (outcome, packed value, error class, text), never an exception."""
     from labhelpers.oom import is_context_lost, is_oom
 
     try:
-        return "ok", function(*arguments), None, None
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the call's outcome
+        function, arguments = unpacked(call)
+        return "ok", packed(function(*arguments)), None, None
+    except BaseException as error:  # noqa: BLE001 - SystemExit too: it is the call's outcome
         outcome = "oom" if is_oom(error) else "error"
         name = "ContextLost" if is_context_lost(error) else type(error).__name__
-        text = str(error) or repr(error)
+        name = "InputError" if isinstance(error, InputError) else name
+        text = _said(error)
     # Outside the handler: inside it the exception's frames still hold the tensors.
     _clean_up()
-    return outcome, None, name, text.replace("\0", "")
+    return outcome, packed(None), name, text
+
+
+def _said(error: BaseException) -> str:
+    """Return an error's text in a form that can be stored, whatever it holds."""
+    try:
+        text = str(error) or repr(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error
+        text = f"a {type(error).__name__} that cannot be printed"
+    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
 def _clean_up() -> None:
@@ -183,12 +223,6 @@ def _clean_up() -> None:
 
     with suppress(Exception):  # a second error must not hide the first
         release_memory()
-
-
-def _import_torch() -> None:
-    import torch
-
-    torch.set_num_threads(torch.get_num_threads())
 
 
 def _initialise(parent: int) -> None:
@@ -214,21 +248,24 @@ class _Process(SpawnProcess):
     start the measurement again wherever a script lacks `if __name__ == "__main__"`.
     """
 
+    # The child's own children, such as a DataLoader's workers, start as they would in the caller.
+    _start_method = None  # type: ignore[assignment]
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         from multiprocessing import spawn
-
-        original = spawn.get_preparation_data
 
         def without_main(name: str) -> dict[str, Any]:
             data = original(name)
             return {k: v for k, v in data.items() if not k.startswith("init_main_from")}
 
-        spawn.get_preparation_data = without_main
-        try:
-            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
-        finally:
-            spawn.get_preparation_data = original
+        with _PREPARING:
+            original = spawn.get_preparation_data
+            spawn.get_preparation_data = without_main
+            try:
+                return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            finally:
+                spawn.get_preparation_data = original
 
 
 class _Context(SpawnContext):
