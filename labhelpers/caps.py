@@ -111,7 +111,10 @@ def _device_index(torch: Any, device: Any) -> int:
     if isinstance(device, int) and not isinstance(device, bool):
         index: int | None = device
     else:
-        asked = torch.device("cuda" if device is None else device)
+        try:
+            asked = torch.device("cuda" if device is None else device)
+        except (RuntimeError, TypeError):
+            raise InputError(f"device: got {device!r}; must be 'cuda' or 'cuda:N'") from None
         if asked.type != "cuda":
             raise InputError(f"device: got {device!r}; fraction can cap CUDA devices only")
         index = asked.index

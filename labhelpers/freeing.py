@@ -70,8 +70,7 @@ def release_memory(device: Any = None) -> Released:
     if shell is not None:
         _forget_traceback(shell)
         _forget_displayed(shell)
-    gc.collect()
-    _empty_caches()
+    _collect_and_empty_caches()
     return Released(before, read_memory(device))
 
 
@@ -95,9 +94,10 @@ def read_memory(device: Any = None) -> Memory:
     )
 
 
-def _empty_caches() -> None:
+def _collect_and_empty_caches() -> None:
     torch = sys.modules.get("torch")
     if torch is None:
+        gc.collect()
         return
     from labhelpers.capture import CpuCapture
 

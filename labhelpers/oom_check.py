@@ -77,8 +77,7 @@ def _exceeds(larger: int | None, *smaller: int | None) -> bool:
 
 def _against_itself(message: OomMessage) -> list[str]:
     total, allocated = message.total_bytes, message.allocated_bytes
-    unallocated, process = message.reserved_unallocated_bytes, message.this_process_bytes
-    reserved = None if allocated is None or unallocated is None else allocated + unallocated
+    reserved, process = message.reserved_bytes, message.this_process_bytes
     in_use = (process or 0) + sum(used or 0 for _, used in message.other_processes)
     pairs = (
         (message.free_bytes, "free", total, "in total"),
@@ -115,14 +114,12 @@ def _against_device(message: OomMessage, seen: Observed) -> list[str]:
 
 
 def _against_peaks(message: OomMessage, seen: Observed) -> list[str]:
-    allocated, unallocated = message.allocated_bytes, message.reserved_unallocated_bytes
-    reserved = None if allocated is None or unallocated is None else allocated + unallocated
     found = [
         f"says {print_size(said)} {what}, but the measured peak is {print_size(peak)}: "
         "the peak was reset later, or belongs to another device"
         for said, peak, what in (
-            (allocated, seen.peak_allocated_bytes, "allocated"),
-            (reserved, seen.peak_reserved_bytes, "allocated and reserved"),
+            (message.allocated_bytes, seen.peak_allocated_bytes, "allocated"),
+            (message.reserved_bytes, seen.peak_reserved_bytes, "allocated and reserved"),
         )
         if said is not None and peak is not None and _exceeds(said, peak)
     ]

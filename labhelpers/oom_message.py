@@ -41,6 +41,13 @@ class OomMessage:
     device_index: int | None = None
     wording: str | None = None
 
+    @property
+    def reserved_bytes(self) -> int | None:
+        """What the allocator holds: allocated and unallocated; None where one is unknown."""
+        if self.allocated_bytes is None or self.reserved_unallocated_bytes is None:
+            return None
+        return self.allocated_bytes + self.reserved_unallocated_bytes
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-able values."""
         return asdict(self)
@@ -81,9 +88,8 @@ def _unallocated(sizes: dict[str, int]) -> int | None:
     """Return what is reserved but unallocated; "in total" counts the live tensors too."""
     if "unallocated" in sizes:
         return sizes["unallocated"]
-    if "reserved" in sizes and sizes["reserved"] >= sizes.get("allocated", sizes["reserved"] + 1):
-        return sizes["reserved"] - sizes["allocated"]
-    return None
+    difference = sizes.get("reserved", -1) - sizes.get("allocated", 0)
+    return difference if "allocated" in sizes and difference >= 0 else None
 
 
 def _causes(figures: Figures) -> tuple[str, ...]:
@@ -92,9 +98,9 @@ def _causes(figures: Figures) -> tuple[str, ...]:
     if "Tried to allocate more than 1EB" in figures.text:
         return ("size_overflow",)
     sizes = figures.sizes
-    requested, free = sizes.get("requested"), sizes.get("free")
+    requested, free, unallocated = sizes.get("requested"), sizes.get("free"), _unallocated(sizes)
     causes = [_cap_cause(sizes)]
-    if requested is not None and (_unallocated(sizes) or -1) >= requested:
+    if requested is not None and unallocated is not None and unallocated >= requested:
         causes.append("fragmentation")
     if "total" in sizes and sizes.get("allocated", 0) > sizes["total"]:
         causes.append("oversubscribed")

@@ -236,7 +236,7 @@ def test_any_text_gives_no_exception_and_no_invented_number(text):
         assert pid in sizes
         assert used is None or used in sizes
     assert message.device_index is None or message.device_index in sizes
-    assert "\0" not in json.dumps(message.to_dict()).replace("\\u0000", "\0")
+    assert "\\u0000" not in json.dumps(message.to_dict())
     assert all(isinstance(line, str) for line in check_oom_message(message, {"torch": text[:9]}))
     assert advice(message, "wsl2")
 
@@ -338,7 +338,6 @@ def test_advice_comes_from_the_numbers_not_from_the_printed_hint():
     (cap,) = advice(parsed("article-shape"), "linux")  # its hint speaks of expandable segments
     assert "3.98 GiB allowed" in cap
     assert "expandable" not in cap
-    assert "less than" not in cap
     (full,) = advice(parsed("h200-natural"), "linux")
     assert "24.5 GiB requested, 13.2 GiB free" in full
     assert any("expandable_segments" in line for line in advice(parsed("v1-cached"), "linux"))
