@@ -86,6 +86,8 @@ class CudaCapture(Capture):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
+        # Events are recorded on the current device, and a restarted worker begins with cuda:0.
+        torch.cuda.set_device(device)
         self._events: list[torch.cuda.Event] = []
         self._next = 0
         self.handle = device_handle(device)

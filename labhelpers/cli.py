@@ -74,7 +74,7 @@ def sweep(output: str | None, **options: Any) -> None:
     """Measure images/s, step time and memory over batch sizes."""
     from labhelpers.records import SweepSpec, ask
     from labhelpers.store import RunDirectory, new_run_path
-    from labhelpers.sweep import check_before
+    from labhelpers.sweep_checks import check_before
 
     given = {name: value for name, value in options.items() if value is not None}
     spec = ask(SweepSpec, given)
@@ -82,7 +82,7 @@ def sweep(output: str | None, **options: Any) -> None:
         click.echo(f"note: batch {size:,} was given twice; it is measured once", err=True)
     check_before(spec)
     path = Path(output) if output else new_run_path("results")
-    _measure(spec, RunDirectory.create(path, synthetic=spec.synthetic))
+    _measure(spec, RunDirectory.create(path, specs={"sweep": spec}))
 
 
 @group.command()
@@ -158,6 +158,8 @@ def main() -> None:
         _fail(str(error), EXIT_BAD_INPUT)
     except click.ClickException as error:
         _fail(error.format_message(), EXIT_BAD_INPUT)
+    except OSError as error:
+        _fail(f"{error.filename or 'system'}: {error.strerror or error}", EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted; finished trials are kept: labhelpers resume RUN", EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

@@ -82,10 +82,11 @@ def check_names(given: Mapping[str, Any], notebooks: list[Path]) -> None:
 
 def _checked(given: Mapping[str, Any]) -> SweepSpec:
     """Check the values that the sweep knows; the others are checked by their notebook."""
-    from labhelpers.sweep import check_request
+    from labhelpers.sweep_checks import check_device, check_request
 
     spec = ask(SweepSpec, {k: v for k, v in given.items() if k in SweepSpec.model_fields})
     check_request(spec)
+    check_device(spec)
     return spec
 
 

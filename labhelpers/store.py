@@ -48,17 +48,22 @@ class RunDirectory:
         self._file: FileIO | None = None
 
     @classmethod
-    def create(cls, path: str | Path, *, synthetic: bool = False) -> RunDirectory:
-        """Make a run directory that does not hold a run yet.
+    def create(
+        cls, path: str | Path, *, synthetic: bool = False, specs: Mapping[str, Spec] | None = None
+    ) -> RunDirectory:
+        """Make a run directory that does not hold a run yet, with what is asked of it.
 
         Raises:
             InputError: the path is a file, cannot be written, or already holds a run.
         """
         path = Path(path)
         now = datetime.now(UTC).isoformat(timespec="seconds")
+        asked = specs or {}
         info = RunInfo(
-            labhelpers_version=__version__, run_id=path.name, created_at=now, synthetic=synthetic
-        )
+            labhelpers_version=__version__, run_id=path.name, created_at=now,
+            synthetic=synthetic or any(spec.synthetic for spec in asked.values()),
+            specs={name: spec.model_dump(mode="json") for name, spec in asked.items()},
+        )  # fmt: skip
         with writable(path):
             if (path / RUN_FILE).exists():
                 raise InputError(f"{path} already holds a run; resume it or choose another")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labhelpers.environment import check_device_name, environment_id
-from labhelpers.inputs import InputError
+from labhelpers.environment import environment_id
 from labhelpers.records import ARTICLE_BATCH_SIZES, TRAINING_IMAGES, Spec, SweepSpec, Trial
 from labhelpers.store import RunDirectory
+from labhelpers.sweep_checks import check_before, check_same_request
 from labhelpers.worker import Answer, Worker
 
 PREPARE_TIMEOUT_S = 300.0
@@ -22,6 +22,7 @@ _GPU_DEFAULTS = (ARTICLE_BATCH_SIZES, TRAINING_IMAGES, 3)
 _GPU_QUICK = ((32, 256, 2048, 8192), TRAINING_IMAGES, 1)
 _CPU_DEFAULTS = ((32, 64, 128, 256, 512, 1024), 4096, 3)
 _CPU_QUICK = ((32, 128, 512), 2048, 1)
+_FIXED = ("images", "seed", "learning_rate", "synthetic", "device")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,25 @@ class Planned:
     batch_size: int
     repeat: int
     position: int
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What runs in the worker: module-level functions with JSON-able arguments and values.
+
+    `prepare(device, require_gpu)` gives the facts of the environment, `trial(spec, batch_size,
+    repeat, position)` one trial.
+    """
+
+    prepare: Callable[[str, bool], dict[str, Any]]
+    trial: Callable[[dict[str, Any], int, int, int], dict[str, Any]]
+
+
+def training() -> Measure:
+    """Return what measures the training of a workload; this loads torch."""
+    from labhelpers.trials import measure_sweep_trial, prepare
+
+    return Measure(prepare, measure_sweep_trial)
 
 
 @dataclass
@@ -87,7 +107,7 @@ def notes_of(spec: SweepSpec) -> tuple[str, ...]:
     images = spec.images or 0
     above = [f"{size:,}" for size in spec.batch_sizes or () if size > images]
     notes = []
-    if above:
+    if above and spec.workload == "fashion_cnn":
         notes.append(
             f"batch {', '.join(above)}: above the data set of {images:,} images, so an epoch is "
             "1 step"
@@ -97,27 +117,10 @@ def notes_of(spec: SweepSpec) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def check_request(spec: SweepSpec) -> None:
-    """Check a request without touching a device or the data; InputError in one line."""
-    check_device_name(spec.device)
-    if spec.workload == "fashion_cnn" and (spec.images or 0) > TRAINING_IMAGES:
-        raise InputError(
-            f"images: got {spec.images:,}; FashionMNIST has {TRAINING_IMAGES:,} training images"
-        )
-
-
-def check_before(spec: SweepSpec) -> None:
-    """Check a request and its data before a worker is started; InputError in one line."""
-    check_request(spec)
-    if spec.workload == "fashion_cnn":
-        from labhelpers.data import load_arrays
-
-        load_arrays(spec.data_dir, synthetic=spec.synthetic)
-
-
 def run_sweep(
     spec: SweepSpec, run: RunDirectory, *, worker: Worker | None = None,
     on_progress: Callable[[Progress], None] | None = None, stop: threading.Event | None = None,
+    measure: Measure | None = None,
 ) -> list[Trial]:  # fmt: skip
     """Measure every trial of `spec` that `run` does not hold yet, and return all of them.
 
@@ -133,17 +136,18 @@ def run_sweep(
     worker = worker or Worker()
     try:
         with run.writing():
-            return _run(spec, run, worker, on_progress or (lambda _: None), stop)
+            measure = measure or training()
+            return _run(spec, run, worker, measure, on_progress or (lambda _: None), stop)
     finally:
         if own:
             worker.close()
 
 
 def _run(
-    spec: SweepSpec, run: RunDirectory, worker: Worker,
+    spec: SweepSpec, run: RunDirectory, worker: Worker, measure: Measure,
     on_progress: Callable[[Progress], None], stop: threading.Event | None,
 ) -> list[Trial]:  # fmt: skip
-    spec = _prepared(spec, run, worker, stop)
+    spec = _prepared(spec, run, start_device(spec, worker, stop, measure.prepare))
     finished = {(t.batch_size, t.repeat): t for t in matching(run.trials("sweep"), spec)}
     trials = plan(spec)
     waiting = [p for p in trials if (p.batch_size, p.repeat) not in finished]
@@ -155,7 +159,7 @@ def _run(
             worker_start_s=worker.start_s,
         )  # fmt: skip
         on_progress(progress)
-        trial, wall_s = _one(spec, planned, worker, stop)
+        trial, wall_s = _one(spec, planned, worker, stop, measure)
         run.append(trial)
         finished[planned.batch_size, planned.repeat] = trial
         seconds.setdefault(planned.batch_size, []).append(wall_s)
@@ -165,59 +169,43 @@ def _run(
     return [finished[p.batch_size, p.repeat] for p in trials]
 
 
-def start_device(spec: Spec, worker: Worker, stop: threading.Event | None) -> dict[str, Any]:
+def start_device(
+    spec: Spec, worker: Worker, stop: threading.Event | None,
+    prepare: Callable[[str, bool], dict[str, Any]] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Start the worker and the device that is asked for; return the facts of the environment.
 
     Raises:
         InputError: the device does not exist here, or a GPU is required and there is none.
         RuntimeError: it cannot be started.
     """
-    from labhelpers.trials import prepare
-
     answer = worker.run(
-        prepare, spec.device, spec.require_gpu, timeout_s=PREPARE_TIMEOUT_S, stop=stop
-    )
+        prepare or training().prepare, spec.device, spec.require_gpu,
+        timeout_s=PREPARE_TIMEOUT_S, stop=stop,
+    )  # fmt: skip
     if answer.outcome != "ok":
         raise RuntimeError(f"the device cannot be started: {answer.error_text}")
     facts: dict[str, Any] = answer.value
     return facts
 
 
-def _prepared(
-    spec: SweepSpec, run: RunDirectory, worker: Worker, stop: threading.Event | None
-) -> SweepSpec:
-    """Start the worker, resolve the device and the spec, and keep both in `run.json`."""
-    facts = start_device(spec, worker, stop)
+def _prepared(spec: SweepSpec, run: RunDirectory, facts: dict[str, Any]) -> SweepSpec:
+    """Resolve the spec for the device that was started, and keep both in `run.json`."""
     spec = resolved(spec, facts["device"])
-    check_same_request(run, spec)
+    check_same_request(run, spec, "sweep", _FIXED)
     run.note_environment(environment_id(facts), facts)
     run.note_spec("sweep", spec)
     run.note(*notes_of(spec))
     return spec
 
 
-def check_same_request(run: RunDirectory, spec: SweepSpec) -> None:
-    """Refuse to mix trials of different requests in one run; sizes and repeats may grow."""
-    earlier = run.info.specs.get("sweep")
-    if not earlier or not run.trials("sweep"):
-        return
-    for name in ("images", "seed", "learning_rate", "synthetic", "device"):
-        given, before = getattr(spec, name), earlier.get(name)
-        if given != before:
-            raise InputError(
-                f"{name}: got {given!r}, but {run.path} was measured with {before!r}; use that, "
-                "or a new run directory"
-            )
-
-
 def _one(
-    spec: SweepSpec, planned: Planned, worker: Worker, stop: threading.Event | None
-) -> tuple[Trial, float]:
-    from labhelpers.trials import measure_sweep_trial
-
+    spec: SweepSpec, planned: Planned, worker: Worker, stop: threading.Event | None,
+    measure: Measure,
+) -> tuple[Trial, float]:  # fmt: skip
     asked = spec.model_dump(mode="json")
     answer = worker.run(
-        measure_sweep_trial, asked, planned.batch_size, planned.repeat, planned.position,
+        measure.trial, asked, planned.batch_size, planned.repeat, planned.position,
         timeout_s=spec.trial_timeout_s, stop=stop,
     )  # fmt: skip
     if answer.outcome == "ok":
@@ -273,8 +261,3 @@ def estimate_s(waiting: Sequence[Planned], seconds: dict[int, list[float]]) -> f
 def failures(trials: Iterable[Trial]) -> list[Trial]:
     """Return the trials that failed; an OOM is a result, not a failure."""
     return [trial for trial in trials if trial.outcome in ("killed", "timeout", "error")]
-
-
-def as_json(trials: Iterable[Trial]) -> list[dict[str, Any]]:
-    """Return trials as JSON-able dictionaries without what was not measured."""
-    return [trial.model_dump(mode="json", exclude_none=True) for trial in trials]

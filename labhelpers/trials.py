@@ -68,7 +68,7 @@ def _measure(
     """Warm up, time one epoch and read the peaks; all tensors die when this returns."""
     step = new_step(asked, workload, capture.device)
     feed = _feed(asked, workload, batch_size, capture.device)
-    first_step_peak_bytes = _warm_up(step, workload, capture, _largest(asked, batch_size))
+    first_step_peak_bytes = _warm_up(step, workload, capture, _largest(asked, workload, batch_size))
     retries = capture.alloc_retries()
     capture.prepare(_known_length(feed))
     capture.reset_peak()
@@ -101,9 +101,10 @@ def _warm_up(step: Step, workload: Workload, capture: Capture, batch_size: int) 
     return capture.peak_allocated_bytes()
 
 
-def _largest(asked: SweepSpec, batch_size: int) -> int:
+def _largest(asked: SweepSpec, workload: Workload, batch_size: int) -> int:
     """Return the size of the largest batch that the epoch will really hold."""
-    return min(batch_size, asked.images or batch_size)
+    images = workload.dataset_size if workload.make_loader else asked.images
+    return min(batch_size, images or batch_size)
 
 
 def _feed(

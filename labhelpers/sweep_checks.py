@@ -1,0 +1,56 @@
+"""Refuse a sweep that cannot go well, in one line, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labhelpers.environment import check_device_name, resolve_device
+from labhelpers.inputs import InputError
+from labhelpers.records import TRAINING_IMAGES, Spec, SweepSpec
+from labhelpers.store import RunDirectory
+
+
+def check_request(spec: SweepSpec) -> None:
+    """Check a request without touching a device or the data; InputError in one line."""
+    check_device_name(spec.device)
+    if spec.workload == "fashion_cnn" and spec.feed == "own":
+        raise InputError(
+            "feed: got 'own'; FashionMNIST needs 'article', 'workers', 'host' or 'resident'"
+        )
+    if spec.workload == "fashion_cnn" and (spec.images or 0) > TRAINING_IMAGES:
+        raise InputError(
+            f"images: got {spec.images:,}; FashionMNIST has {TRAINING_IMAGES:,} training images"
+        )
+
+
+def check_device(spec: Spec) -> None:
+    """Refuse a device that is not here; torch is loaded only where one is named."""
+    if spec.require_gpu or spec.device not in ("auto", "cpu"):
+        resolve_device(spec.device, require_gpu=spec.require_gpu)
+
+
+def check_before(spec: SweepSpec) -> None:
+    """Check a request, its device and its data before a worker is started."""
+    check_request(spec)
+    check_device(spec)
+    if spec.workload == "fashion_cnn":
+        from labhelpers.data import load_arrays
+
+        load_arrays(spec.data_dir, synthetic=spec.synthetic)
+
+
+def check_same_request(run: RunDirectory, spec: Spec, kind: str, names: Sequence[str]) -> None:
+    """Refuse to mix trials of different requests in one run; sizes and repeats may grow.
+
+    `names` are the fields of the spec that must be what they were.
+    """
+    earlier = run.info.specs.get(kind)
+    if not earlier or not run.trials(kind):
+        return
+    for name in names:
+        given, before = getattr(spec, name), earlier.get(name)
+        if given != before:
+            raise InputError(
+                f"{name}: got {given!r}, but {run.path} was measured with {before!r}; use that, "
+                "or a new run directory"
+            )
