@@ -61,6 +61,19 @@ def show_rate(value_per_s: float | None) -> str:
     return NOT_AVAILABLE if value_per_s is None else f"{value_per_s:,.0f} images/s"
 
 
+def gb_per_s(value_bytes_per_s: float | None) -> float | None:
+    """Convert bytes per second to GB/s (10^9 bytes), as memory is sold; None stays None."""
+    return None if value_bytes_per_s is None else value_bytes_per_s / 1e9
+
+
+def show_bandwidth(value_bytes_per_s: float | None) -> str:
+    """Write a bandwidth: `4,310 GB/s`, `24.9 GB/s`."""
+    value = gb_per_s(value_bytes_per_s)
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value:,.0f} GB/s" if value >= 100 else f"{value:,.1f} GB/s"
+
+
 def show_share(value: float | None, digits: int = 1) -> str:
     """Write a ratio as a percentage: 0.931 is `93.1 %`."""
     return NOT_AVAILABLE if value is None else f"{value * 100:.{digits}f} %"

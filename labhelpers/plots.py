@@ -39,25 +39,25 @@ def batch_axis(axes: Axes, sizes: Sequence[int]) -> Axes:
 
 def throughput(curve: Curve, axes: Axes) -> Axes:
     """Draw images per second against batch size."""
-    _line(curve, axes, "batch_size", "images_per_s")
+    draw_line(curve, axes, "batch_size", "images_per_s")
     return _rate_axis(axes)
 
 
 def memory(curve: Curve, axes: Axes) -> Axes:
     """Draw the peak of allocated memory against batch size, both on log-2 axes."""
-    _line(curve, axes, "batch_size", "allocated_mib")
-    return _log_axis(axes, "peak allocated (MiB)")
+    draw_line(curve, axes, "batch_size", "allocated_mib")
+    return log_axis(axes, "peak allocated (MiB)")
 
 
 def step_time(curve: Curve, axes: Axes) -> Axes:
     """Draw the time of a step (epoch / steps) against batch size, both on log-2 axes."""
-    _line(curve, axes, "batch_size", "step_ms")
-    return _log_axis(axes, "step time (ms): epoch / steps")
+    draw_line(curve, axes, "batch_size", "step_ms")
+    return log_axis(axes, "step time (ms): epoch / steps")
 
 
 def throughput_against_memory(curve: Curve, axes: Axes) -> Axes:
     """Draw images per second against peak memory, each point named with its batch size."""
-    _line(curve, axes, "allocated_mib", "images_per_s")
+    draw_line(curve, axes, "allocated_mib", "images_per_s")
     for row in curve.table.dropna(subset=["allocated_mib", "images_per_s"]).itertuples():
         if not curve.reference:
             axes.annotate(
@@ -130,7 +130,8 @@ def _has_points(curve: Curve, plot: Plot) -> bool:
     return not needs_memory or bool(curve.table["allocated_mib"].notna().any())
 
 
-def _line(curve: Curve, axes: Axes, x: str, y: str) -> None:
+def draw_line(curve: Curve, axes: Axes, x: str, y: str) -> None:
+    """Draw one column of a curve against another: own solid, references dashed."""
     table = curve.table.dropna(subset=[x, y])
     color = _REFERENCES[_count_references(axes) % len(_REFERENCES)] if curve.reference else _OWN
     style: dict[str, Any] = {"linestyle": "--", "linewidth": 1.4, "markersize": 3, "alpha": 0.9}
@@ -156,7 +157,8 @@ def _count_references(axes: Axes) -> int:
     return sum(line.get_linestyle() == "--" for line in axes.get_lines())
 
 
-def _log_axis(axes: Axes, label: str) -> Axes:
+def log_axis(axes: Axes, label: str) -> Axes:
+    """Give the axes a log-2 y axis with plain numbers."""
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
     axes.set_ylabel(label)
