@@ -1,6 +1,5 @@
 """Run directories: whole trials or none, one writer, on any disk."""
 
-import os
 import resource
 import subprocess
 import sys
