@@ -7,10 +7,13 @@ from typing import Any
 import pandas as pd
 
 from labhelpers.formats import MIB, show_bytes, show_rate, show_seconds, show_share, show_times
-from labhelpers.references import Curve
+from labhelpers.references import Curve, is_committed
 from labhelpers.store import RunDirectory
 from labhelpers.tables import readable
 from labhelpers.verdicts import Readings, read_sweep
+
+MOSTLY, HARDLY = 0.6, 0.2
+"""Shares of an epoch spent waiting for images from which the loader is, or is not, the limit."""
 
 
 def sweep_text(curve: Curve, share: float) -> str:
@@ -50,6 +53,22 @@ def knife_edge(curve: Curve, share: float) -> str:
         "edge that another run may tip." if close else ""
     )  # fmt: skip
     return f"The share is a choice: the sweet spot would be {' and '.join(others)}.{edge}"
+
+
+def feed_wait(curve: Curve, share: float) -> str:
+    """Say how much of the epoch goes into waiting for images, and what that means."""
+    spot = _row(curve, readings(curve, share).sweet_spot.batch_size)
+    if pd.isna(spot["feed_wait"]):
+        return "How long the loop waited for images was not recorded."
+    waiting = show_share(spot["feed_wait"], 0)
+    if spot["feed_wait"] >= MOSTLY:
+        verdict = "the loader is the limit, and a faster device would not help"
+    elif spot["feed_wait"] <= HARDLY:
+        verdict = "the loader is not the limit: launching and computing are"
+    else:
+        verdict = "the loader and the device share the time"
+    size = f"{spot['batch_size']:,.0f}"
+    return f"At batch {size}, {waiting} of the epoch is waiting for images: {verdict}."
 
 
 def going_further(curve: Curve, share: float) -> str:
@@ -110,12 +129,12 @@ def updates_table(curve: Curve) -> pd.DataFrame:
     return readable(curve.table.dropna(subset=["updates"]))[columns]
 
 
-def whose(curve: Curve) -> str:
-    """Say whose results these are, and whether a CPU or made-up images stand behind them."""
-    if curve.reference:
+def whose(run: RunDirectory, curve: Curve) -> str:
+    """Say whose results these are, and whether a CPU stands behind them."""
+    if is_committed(run):
         return (
-            "**No run of your own is here yet**, so this shows a committed reference run: "
-            f"{curve.label}. `make report` puts your machine in its place."
+            f"These are the results of **{curve.label}** that comes with the project. "
+            "`make report` puts your machine in its place."
         )
     cpu = ", a CPU: nothing here speaks for a GPU" if curve.label.find(", CPU") >= 0 else ""
     return f"These are the results of **{curve.label}**{cpu}."

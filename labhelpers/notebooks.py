@@ -108,7 +108,7 @@ def run_for_report(
         if own is not None:
             return open_run(path), own, [own, *reference_curves(leave_out=path)]
     for run in reference_runs().values():
-        curve = curve_of(run, reference=True)
+        curve = curve_of(run)
         if curve is not None and not named:
             return run, curve, [curve, *reference_curves(leave_out=run.path)]
     raise InputError(f"{named or results_dir} holds no measured sweep; run notebook 01 first")

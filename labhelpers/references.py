@@ -68,16 +68,24 @@ def newest_run(results_dir: str | Path) -> RunDirectory | None:
 
 
 def curve_of(run: RunDirectory, *, reference: bool = False) -> Curve | None:
-    """Return the sweep of a run as a curve; None if it holds no measured sweep."""
+    """Return the sweep of a run as a curve; None if it holds no measured sweep.
+
+    `reference` says how it is drawn (dashed, beside another); the label says whose it is.
+    """
     trials = trials_of(run)
     if not any(trial.outcome == "ok" for trial in trials):
         return None
     device = str(run.environment().get("device_name", "unknown device"))
-    label = f"{device} ({'reference run' if reference else 'this machine'})"
+    label = f"{device} ({'committed run' if is_committed(run) else 'this machine'})"
     label += "" if trials[0].device != "cpu" else ", CPU"
     label += ", synthetic images" if trials[0].synthetic else ""
     images = next(trial.images for trial in trials if trial.images)
     return Curve(label, sweep_table(trials), reference, images, device)
+
+
+def is_committed(run: RunDirectory) -> bool:
+    """Tell whether a run is one of those that come with the project."""
+    return run.path.resolve().is_relative_to(REFERENCE_RUNS)
 
 
 def reference_curves(leave_out: Path | None = None) -> list[Curve]:
