@@ -88,8 +88,10 @@ class Worker:
 
         Raises:
             InputError: the function refused its input (raised anew here).
-            Stopped: `stop` was set; the child was ended.
+            Stopped: `stop` was set; the child was ended, or the call not begun.
         """
+        if stop is not None and stop.is_set():
+            raise Stopped
         self.warm_up(stop=stop)
         answer = self._submit(function, arguments, timeout_s, stop)
         if answer.error_class == "InputError":
