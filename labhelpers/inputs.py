@@ -99,6 +99,25 @@ def to_sizes(value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(sizes))
 
 
+def to_shape(value: Any) -> tuple[int, ...]:
+    """Convert `3,224,224`, '[3, 224, 224]' or a list to the dimensions of one input, in order."""
+    try:
+        shape = tuple(to_integer(entry) for entry in size_entries(value))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ValueError("must be whole numbers from 1, for example 3,224,224")
+    return shape
+
+
+def to_names(value: Any) -> tuple[str, ...]:
+    """Convert a list of names, or text with commas between them, to distinct names in order."""
+    entries = value.strip("[]() ").split(",") if isinstance(value, str) else value
+    if not isinstance(entries, (list, tuple)) or not entries:
+        raise ValueError("must be names with commas between them")
+    return tuple(dict.fromkeys(to_text(entry).strip("'\" ") for entry in entries))
+
+
 def duplicates(value: Any) -> tuple[int, ...]:
     """Return the sizes that a batch list names more than once (`()` for none or no list)."""
     if is_nothing(value):

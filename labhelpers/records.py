@@ -14,7 +14,9 @@ from labhelpers.inputs import (
     shown,
     to_boolean,
     to_integer,
+    to_names,
     to_number,
+    to_shape,
     to_sizes,
     to_text,
 )
@@ -36,6 +38,8 @@ Number = Annotated[float, BeforeValidator(to_number)]
 Boolean = Annotated[bool, BeforeValidator(to_boolean)]
 Text = Annotated[str, BeforeValidator(to_text)]
 Sizes = Annotated[tuple[int, ...], BeforeValidator(to_sizes)]
+Shape = Annotated[tuple[int, ...], BeforeValidator(to_shape)]
+Names = Annotated[tuple[str, ...], BeforeValidator(to_names)]
 Share = Annotated[Number, Field(gt=0, le=1)]
 Positive = Annotated[Integer, Field(ge=1)]
 Seconds = Annotated[Number, Field(gt=0)]
@@ -123,6 +127,25 @@ class FinderSpec(Spec):
     powers_of_two: Boolean = False
     limit_bytes: Positive | None = None
     time_budget_s: Seconds = 600.0
+
+
+class RemedySpec(Spec):
+    """Ask for a controlled OOM (`cap_…`), and for what each remedy saves, costs and changes.
+
+    `None` means "what suits the device, or the model"; it is filled in before anything runs.
+    """
+
+    workload: Text = "torchvision.models:resnet50"
+    input_shape: Shape | None = None
+    classes: Positive | None = None
+    batch_size: Positive | None = None
+    micro_batches: Annotated[Integer, Field(ge=2)] = 4
+    steps: Positive | None = None
+    remedies: Names | None = None
+    cap_batch_sizes: Sizes | None = None
+    cap_fraction: Share = 0.25
+    cap_budget_bytes: Positive | None = None
+    quick: Boolean = False
 
 
 class DriverMemory(Record):

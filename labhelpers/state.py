@@ -34,7 +34,7 @@ def save_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None)
         gradients={name: _host_copy(gradient) for name, gradient in gradients.items()},
         modes={name: module.training for name, module in model.named_modules()},
         optimizer=None if optimizer is None else _host_copy(optimizer.state_dict()),
-        random=_random_state(),
+        random=random_state(),
     )
 
 
@@ -57,7 +57,7 @@ def restore_state(
     if optimizer is not None and state.optimizer is not None:
         # A copy, because the optimizer keeps and changes host tensors that it is given.
         optimizer.load_state_dict(copy.deepcopy(state.optimizer))
-    _restore_random(state.random)
+    restore_random_state(state.random)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -75,7 +75,8 @@ def _host_copy(value: Any) -> Any:
     return value
 
 
-def _random_state() -> dict[str, Any]:
+def random_state() -> dict[str, Any]:
+    """Return the state of every random number generator that a step may draw from."""
     numpy = sys.modules.get("numpy")
     return {
         "python": random.getstate(),
@@ -85,7 +86,8 @@ def _random_state() -> dict[str, Any]:
     }
 
 
-def _restore_random(state: dict[str, Any]) -> None:
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put the random number generators back to what `random_state` returned."""
     random.setstate(state["python"])
     if state["numpy"] is not None:
         sys.modules["numpy"].random.set_state(state["numpy"])
