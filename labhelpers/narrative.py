@@ -56,8 +56,13 @@ def knife_edge(curve: Curve, share: float) -> str:
 
 
 def feed_wait(curve: Curve, share: float) -> str:
-    """Say how much of the epoch goes into waiting for images, and what that means."""
-    spot = _row(curve, readings(curve, share).sweet_spot.batch_size)
+    """Say how much of the sweet spot's epoch is waiting for images, and what that means."""
+    return waiting_at(curve, readings(curve, share).sweet_spot.batch_size)
+
+
+def waiting_at(curve: Curve, batch_size: int) -> str:
+    """Say how much of an epoch at one batch size is waiting for images, and what that means."""
+    spot = _row(curve, batch_size)
     if pd.isna(spot["feed_wait"]):
         return "How long the loop waited for images was not recorded."
     waiting = show_share(spot["feed_wait"], 0)
@@ -67,8 +72,7 @@ def feed_wait(curve: Curve, share: float) -> str:
         verdict = "the loader is not the limit: launching and computing are"
     else:
         verdict = "the loader and the device share the time"
-    size = f"{spot['batch_size']:,.0f}"
-    return f"At batch {size}, {waiting} of the epoch is waiting for images: {verdict}."
+    return f"At batch {batch_size:,}, {waiting} of the epoch is waiting for images: {verdict}."
 
 
 def going_further(curve: Curve, share: float) -> str:
