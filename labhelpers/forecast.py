@@ -1,4 +1,4 @@
-"""Guess from peaks seen so far where memory will end: a line, a centre and a spread.
+"""Guess from peaks where memory will end: a line, a centre and a spread.
 
 A guess only chooses which batch size to try next; whether a size fits is never decided here.
 """
@@ -9,21 +9,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Reading = tuple[int, float]
-"""A batch size that ran and a peak in bytes, above 0."""
+Reading = tuple[int, int]
+"""A batch size that ran and its peak in bytes, above 0."""
 
 FALL_SHARE = 0.02
 """Share by which a peak must lie below that of a smaller batch to count as fallen."""
-STRETCH = 0.0075
-"""Growth of the slope's error: about 1.5 % at twice the largest size seen, 3 % at four times.
-
-These were the median errors of lines through three probes over 1,017 published models.
-"""
-DOUBT = 0.001
-"""Share of the guessed size that stays uncertain even on a perfect line: the allocator."""
-LEAST_SPREAD = 0.25
 FLAT_SHARE = 0.02
 """A line whose growth makes up less than this share of the peak predicts nothing."""
+STRETCH = 0.0075
+"""Error of an extrapolation per multiple of the largest size seen.
+
+1.5 % at twice that size and 3 % at four times: the median errors of lines through three
+probes over 1,017 published models.
+"""
+DOUBT_SHARE = 0.0001
+LEAST_SPREAD = 0.1
+"""What stays uncertain on a perfect line: a share of the size, and a part of one sample."""
+CUT_OFF_SHARE = 0.97
+"""Share of the limit from which a reserved peak is cut off: caches were given back to go on."""
+GAP_CENTER = 0.8
+GAP_SPREAD = 0.2
+"""Where between its two bounds the limit is expected, and how widely, in parts of the gap.
+
+Tuned on traces of a simulated caching allocator; a wrong value costs probes, never the answer.
+"""
+ROOM_SHARE = 0.05
+"""Share of the limit a reserved peak must leave free to guide the way up after a fall."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +45,10 @@ class Line:
     intercept: float
     residuals: tuple[float, ...]
 
-    def at(self, batch_size: float) -> float:
-        """Return the bytes the line gives for a batch size."""
-        return self.intercept + self.slope * batch_size
-
 
 @dataclass(frozen=True)
 class Forecast:
-    """Where memory is believed to end, as a Cauchy law over batch sizes."""
+    """Where memory is believed to end: a Cauchy law over batch sizes."""
 
     center: float
     spread: float
@@ -49,8 +56,8 @@ class Forecast:
     def quantile(self, low: float, high: float, share: float) -> float:
         """Return the size below which the limit lies with probability `share`.
 
-        The law is cut to low..high (high may be infinite). Its heavy tails make the steps
-        grow by themselves when a trial contradicts the guess.
+        The law is cut to low..high; high may be infinite. Its heavy tails let the steps grow
+        by themselves when a trial contradicts the guess.
         """
         below = math.atan((low - self.center) / self.spread)
         above = math.atan((high - self.center) / self.spread)
@@ -58,41 +65,43 @@ class Forecast:
 
 
 def fit_line(readings: Sequence[Reading]) -> Line | None:
-    """Fit a line by least squares weighted with the batch size; None below two sizes.
+    """Fit a line by least squares, weighted with the batch size; None below two sizes.
 
-    The weight makes large batches, which are near the limit, count more than the first ones.
+    The weight lets large batches, which are near the limit, count more than the first ones.
+    Residuals come in the order of the readings.
     """
     if len({size for size, _ in readings}) < 2:
         return None
     total = sum(size for size, _ in readings)
     mean_size = sum(size * size for size, _ in readings) / total
     mean_peak = sum(size * peak for size, peak in readings) / total
-    over = sum(size * (size - mean_size) * (peak - mean_peak) for size, peak in readings)
-    slope = over / sum(size * (size - mean_size) ** 2 for size, _ in readings)
+    rise = sum(size * (size - mean_size) * (peak - mean_peak) for size, peak in readings)
+    slope = rise / sum(size * (size - mean_size) ** 2 for size, _ in readings)
     intercept = mean_peak - slope * mean_size
-    residuals = tuple(peak - intercept - slope * size for size, peak in readings)
-    return Line(slope, intercept, residuals)
-
-
-def fallen(readings: Sequence[Reading]) -> bool:
-    """Tell whether any peak lies below that of a smaller batch by more than `FALL_SHARE`."""
-    return len(latest_regime(readings)) < len(readings)
+    return Line(slope, intercept, tuple(peak - intercept - slope * n for n, peak in readings))
 
 
 def latest_regime(readings: Sequence[Reading]) -> list[Reading]:
-    """Return the readings, by size, from the last fall on: other kernels run since then."""
+    """Return the readings, by size, from the last fall on: other kernels ran before it."""
     regime: list[Reading] = []
-    for reading in sorted(readings):
-        if regime and reading[1] < (1 - FALL_SHARE) * max(peak for _, peak in regime):
-            regime = []
-        regime.append(reading)
+    highest = 0
+    for size, peak in sorted(readings):
+        if peak < (1 - FALL_SHARE) * highest:
+            regime, highest = [], 0
+        regime.append((size, peak))
+        highest = max(highest, peak)
     return regime
 
 
-def forecast(readings: Sequence[Reading], limit_bytes: float) -> Forecast | None:
-    """Guess the size at which peaks reach the limit; None without a usable reading.
+def has_fallen(readings: Sequence[Reading]) -> bool:
+    """Tell whether a peak lies below that of a smaller batch by more than `FALL_SHARE`."""
+    return len(latest_regime(readings)) < len(readings)
 
-    Anchored at the largest size seen. One reading, or peaks that do not grow, give the size
+
+def forecast(readings: Sequence[Reading], limit_bytes: int) -> Forecast | None:
+    """Guess the size at which these peaks reach the limit; None without readings.
+
+    Anchored at the largest size. A single reading, or peaks that do not grow, give the size
     that would fit if every byte grew with the batch: the real one is seldom smaller.
     """
     regime = latest_regime(readings)
@@ -102,15 +111,61 @@ def forecast(readings: Sequence[Reading], limit_bytes: float) -> Forecast | None
     line = fit_line(regime)
     if line is None or line.slope * size < FLAT_SHARE * peak:
         center = size * limit_bytes / peak
-        return Forecast(center, LEAST_SPREAD + DOUBT * center)
+        return Forecast(center, LEAST_SPREAD + DOUBT_SHARE * center)
     center = size + (limit_bytes - peak) / line.slope
     stretch = STRETCH * max(center / size, 1.0) * max(center - size, 0.0)
     noise = _typical_residual(regime, line) / line.slope
-    return Forecast(center, LEAST_SPREAD + DOUBT * max(center, size) + stretch + noise)
+    doubt = DOUBT_SHARE * max(center, size)
+    return Forecast(center, LEAST_SPREAD + doubt + stretch + noise)
+
+
+def believe(
+    peaks: Sequence[Reading], live: Sequence[Reading], limit_bytes: int, high: int | None
+) -> Forecast | None:
+    """Guess the limit from reserved peaks and live peaks together; None without readings.
+
+    `high` is the smallest size that failed. Both lists are by size. An allocator gives its
+    caches back before it fails, so the limit lies between two bounds: where what it reserves
+    reaches the limit without that, and where the live tensors alone reach it.
+    """
+    if not peaks or not live:
+        return forecast(peaks or live, limit_bytes)
+    if has_fallen(live):
+        return _believe_after_a_fall(peaks, latest_regime(live), limit_bytes, high)
+    upper = forecast(live, limit_bytes)
+    lower = forecast([r for r in peaks if r[1] < CUT_OFF_SHARE * limit_bytes], limit_bytes)
+    if upper is None or lower is None:
+        return upper or lower
+    base = max(lower.center, live[-1][0])
+    gap = min(upper.center, math.inf if high is None else high) - base
+    if gap <= 0:
+        return upper
+    # A failure in the gap shows that the guess was wrong: any part of it may be the right one.
+    spread = GAP_SPREAD * gap if high is None else gap
+    return Forecast(base + GAP_CENTER * gap, max(spread, upper.spread))
+
+
+def _believe_after_a_fall(
+    peaks: Sequence[Reading], regime: Sequence[Reading], limit_bytes: int, high: int | None
+) -> Forecast | None:
+    """Guess from the readings since the last fall, whichever of the two bounds is at work.
+
+    On the way up that is the reserved peak while it leaves room, and the live one after that.
+    Once a size has failed it is the bound that lies below that size, the higher one of two.
+    """
+    low = regime[-1][0]
+    since = [reading for reading in peaks if reading[0] >= regime[0][0]]
+    lower, upper = forecast(since, limit_bytes), forecast(regime, limit_bytes)
+    if lower is None or upper is None:
+        return lower or upper
+    if high is None:
+        return lower if since[-1][1] < (1 - ROOM_SHARE) * limit_bytes else upper
+    ceiling = high
+    return min(upper, lower, key=lambda guess: max(low - guess.center, guess.center - ceiling, 0.0))
 
 
 def _typical_residual(readings: Sequence[Reading], line: Line) -> float:
-    """Return the weighted mean of the absolute residuals, in bytes."""
+    """Return the mean of the absolute residuals in bytes, weighted like the fit."""
     total = sum(size for size, _ in readings)
-    parts = zip(readings, line.residuals, strict=True)
-    return sum(size * abs(residual) for (size, _), residual in parts) / total
+    pairs = zip(readings, line.residuals, strict=True)
+    return sum(size * abs(residual) for (size, _), residual in pairs) / total

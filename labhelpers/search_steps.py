@@ -1,0 +1,153 @@
+"""Choose which batch size a search tries next, from what ran, what failed and the peaks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from labhelpers.forecast import Forecast, Reading, believe, has_fallen
+from labhelpers.search_result import BOUNDS, EndedBy, ProbeResult
+
+Strategy = Literal["exact", "doubling", "bisect"]
+
+RISK = 0.1
+"""Accepted probability that a probe meant to run fails: failures are few, not none."""
+RISK_AFTER_A_FALL = 0.35
+"""The same where peaks fell with growing size: probes are what is scarce there."""
+FIRST_GROWTH = 16
+TRUSTED_GROWTH = 16
+"""Multiple of the largest size up to which a line is followed to the limit.
+
+Beyond it, first a quarter of the way is gone, by at most `LARGEST_GROWTH`.
+"""
+LARGEST_GROWTH = 64
+GROWTH_AFTER_A_FALL = 1.25
+FREE_SHORT_STEPS = 8
+"""Successes that may double nothing before the least step begins to double."""
+MOST_STALLS = 7
+"""Probes in a row that may fail to halve the range before it is halved by force."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The batch sizes allowed: multiples of a number, or powers of two, up to a top."""
+
+    top: int
+    multiple_of: int = 1
+    powers_of_two: bool = False
+
+    def pick(self, low: int, high: int | None, target: float) -> int | None:
+        """Return the allowed size nearest below the target, between low and high (excluded).
+
+        The smallest such size where the target lies below it; None where there is none.
+        """
+        first = self._above(low)
+        last = self.top if high is None else min(self.top, high - 1)
+        if first > last:
+            return None
+        return max(first, self._down(math.floor(min(target, last))))
+
+    def _above(self, size: int) -> int:
+        if self.powers_of_two:
+            return 1 << size.bit_length()
+        return size - size % self.multiple_of + self.multiple_of
+
+    def _down(self, size: int) -> int:
+        if self.powers_of_two:
+            return 1 << (size.bit_length() - 1) if size > 0 else 0
+        return size - size % self.multiple_of
+
+
+@dataclass
+class State:
+    """What is known so far: `low` ran (0: none yet), `high` failed (None: none yet).
+
+    `bound` names what `high` failed of; `expected` is where memory was last guessed to end on
+    the way up, and `surprises` counts the sizes that ran from there on.
+    """
+
+    probes: list[ProbeResult] = field(default_factory=list)
+    low: int = 0
+    high: int | None = None
+    bound: EndedBy | None = None
+    expected: float = math.inf
+    surprises: int = 0
+    short_steps: int = 0
+    stalls: int = 0
+
+    def add(self, result: ProbeResult) -> None:
+        """Take in a result, and count the steps that brought little, upwards and between."""
+        low, high = self.low, self.high
+        self.probes.append(result)
+        if result.outcome == "ok":
+            self.low = result.batch_size
+            self.surprises += self.low >= self.expected
+        else:
+            self.high = result.batch_size
+            self.bound = BOUNDS[result.outcome]
+        if high is None or self.high is None:
+            self.short_steps += self.high is None and self.low < 2 * low
+        else:
+            self.stalls = 0 if 2 * (self.high - self.low) <= high - low else self.stalls + 1
+
+    def readings(self, name: str) -> list[Reading]:
+        """Return size and peak of the sizes that ran, by size, where the peak was measured."""
+        ran = (probe for probe in self.probes if probe.outcome == "ok")
+        pairs = ((probe.batch_size, getattr(probe, name)) for probe in ran)
+        return sorted(pair for pair in pairs if pair[1] is not None)
+
+    @property
+    def main_readings(self) -> list[Reading]:
+        """Return the live peaks, or the reserved ones where no live peak was measured."""
+        return self.readings("live_bytes") or self.readings("peak_bytes")
+
+
+def next_target(
+    state: State, strategy: Strategy, limit_bytes: int | None, start: int
+) -> float | None:
+    """Return the size to try next, before it is fitted to the sizes allowed; None to stop."""
+    if not state.probes:
+        return start
+    if state.high is None:
+        guess = _guess(state, strategy, limit_bytes)
+        return 2 * state.low if guess is None else _upwards(state, guess)
+    if state.low == 0:
+        return state.high / 2
+    if strategy == "doubling":
+        return None
+    guess = None if state.stalls >= MOST_STALLS else _guess(state, strategy, limit_bytes)
+    # A failure that is not about memory may come anywhere, unless memory ends below it.
+    if guess is None or (state.bound != "memory" and guess.center >= state.high):
+        return (state.low + state.high) / 2
+    return guess.quantile(state.low, state.high, _risk(state))
+
+
+def _guess(state: State, strategy: Strategy, limit_bytes: int | None) -> Forecast | None:
+    if strategy != "exact" or limit_bytes is None:
+        return None
+    peaks, live = state.readings("peak_bytes"), state.readings("live_bytes")
+    return believe(peaks, live, limit_bytes, state.high)
+
+
+def _risk(state: State) -> float:
+    return RISK_AFTER_A_FALL if has_fallen(state.main_readings) else RISK
+
+
+def _upwards(state: State, guess: Forecast) -> float:
+    """Return the next size while nothing has failed, and note what was expected."""
+    state.expected = guess.center
+    cautious = guess.quantile(state.low, math.inf, _risk(state))
+    if has_fallen(state.main_readings):
+        target = min(cautious, GROWTH_AFTER_A_FALL * state.low)
+    elif len(state.main_readings) == 1:
+        target = min(cautious, FIRST_GROWTH * state.low)
+    elif guess.center > TRUSTED_GROWTH * state.low:
+        target = min(guess.center / 4, LARGEST_GROWTH * state.low)
+    else:
+        target = cautious
+    if guess.center < state.low + 1:
+        # The next size should fail. If it runs, and the next, the steps double.
+        target = max(target, state.low + (1 << state.surprises))
+    # Peaks that always promise the end at the next size must not make the search creep.
+    return max(target, state.low + (1 << max(0, state.short_steps - FREE_SHORT_STEPS)))
