@@ -1,11 +1,15 @@
 """Fixtures that several test modules share."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from labhelpers.data import DataReport, fetch_fashion_mnist
 from labhelpers.idx import DataError
+
+# The tests' networks are tiny; several threads would mostly wait for each other on busy cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
