@@ -39,7 +39,7 @@ def failing() -> Workload:
 
 def empty() -> Workload:
     return Workload(
-        "empty", lambda: nn.Linear(1, 1), image_batches((1,), 10), make_loader=lambda *_: []
+        "empty", lambda: nn.Linear(1, 10), image_batches((1,), 10), make_loader=lambda *_: []
     )
 
 
