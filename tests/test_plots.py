@@ -1,0 +1,122 @@
+"""Figures: what is drawn is what the tables hold; units on the axes; references dashed."""
+
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+
+from labhelpers.plots import (
+    mark_sweet_spot,
+    memory,
+    png_bytes,
+    save_figure,
+    sheet,
+    step_time,
+    throughput,
+    throughput_against_memory,
+)
+from labhelpers.records import OtherProcess, Trial
+from labhelpers.references import Curve, article_curve
+from labhelpers.tables import sweep_table
+
+PLOTS = (throughput, memory, step_time, throughput_against_memory)
+ARTICLE = article_curve()
+
+
+def own_curve(**facts: object) -> Curve:
+    trials = [
+        Trial(kind="sweep", batch_size=size, images=1000, steps=1000 // size, epoch_s=1000 / speed,
+              **{"peak_allocated_bytes": size * 2**20} | facts)
+        for size, speed in {32: 20_000, 64: 30_000, 128: 33_000}.items()
+    ]  # fmt: skip
+    return Curve("a test (this machine)", sweep_table(trials), False, 1000, "a test")
+
+
+def axes_of(plot, *curves: Curve):
+    figure = Figure()
+    axes = figure.subplots()
+    for curve in curves:
+        assert plot(curve, axes) is axes
+    return axes
+
+
+@pytest.mark.parametrize(
+    ("plot", "x", "y", "label"),
+    [
+        (throughput, "batch_size", "images_per_s", "images/s (median)"),
+        (memory, "batch_size", "allocated_mib", "peak allocated (MiB)"),
+        (step_time, "batch_size", "step_ms", "step time (ms): epoch / steps"),
+        (throughput_against_memory, "allocated_mib", "images_per_s", "images/s (median)"),
+    ],
+)
+def test_a_plot_draws_the_numbers_of_the_table_and_names_the_unit(plot, x, y, label):
+    curve = own_curve()
+    axes = axes_of(plot, curve)
+    (line,) = axes.get_lines()
+    assert list(line.get_xdata()) == list(curve.table[x])
+    assert list(line.get_ydata()) == list(curve.table[y])
+    assert axes.get_ylabel() == label
+    assert line.get_label() == curve.label
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_references_are_dashed_and_ones_own_run_is_solid(plot):
+    axes = axes_of(plot, own_curve(), ARTICLE, replace(ARTICLE, label="another"))
+    assert [line.get_linestyle() for line in axes.get_lines()] == ["-", "--", "--"]
+    assert len({line.get_color() for line in axes.get_lines()}) == 3
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_a_point_that_was_not_measured_is_left_out_not_drawn_as_zero(plot):
+    curve = own_curve()
+    table = curve.table.copy()
+    table.loc[1, ["images_per_s", "allocated_mib", "step_ms"]] = None
+    (line,) = axes_of(plot, replace(curve, table=table)).get_lines()
+    assert len(line.get_xdata()) == 2
+    assert min(line.get_ydata()) > 0
+
+
+def test_disturbed_points_are_ringed():
+    clean = axes_of(throughput, own_curve())
+    disturbed = axes_of(throughput, own_curve(other_processes=(OtherProcess(pid=1),)))
+    assert len(clean.collections) == 0
+    assert len(disturbed.collections[0].get_offsets()) == 3
+    assert "disturbed" in disturbed.collections[0].get_label()
+
+
+def test_a_sheet_has_batch_axes_in_powers_of_two_with_a_tick_at_each_size():
+    figure = sheet("Batch sweep", PLOTS, [own_curve(), ARTICLE])
+    assert len(figure.axes) == 4
+    for axes in figure.axes[:3]:
+        assert axes.get_xlabel() == "batch size (images)"
+        assert axes.get_xscale() == "log"
+        assert list(axes.get_xticks()) == sorted(set(ARTICLE.table["batch_size"]))
+    assert figure.axes[3].get_xlabel() == "peak allocated (MiB)"
+    assert figure.get_suptitle() == "Batch sweep"
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["a test (this machine)", "RTX 5070 Ti (article)"]
+
+
+def test_memory_that_is_not_known_is_said_not_drawn():
+    figure = sheet("CPU", PLOTS, [own_curve(peak_allocated_bytes=None)])
+    said = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert said[1] == said[3] == ["not available here"]
+    assert "not available here" not in said[0] + said[2]
+
+
+def test_a_sheet_of_an_odd_number_of_plots_has_no_empty_axes():
+    assert len(sheet("one", PLOTS[:1], [ARTICLE]).axes) == 1
+    assert len(sheet("three", PLOTS[:3], [ARTICLE]).axes) == 3
+
+
+def test_the_sweet_spot_is_marked_with_its_share():
+    axes = mark_sweet_spot(axes_of(throughput, ARTICLE), 256, 0.93)
+    assert axes.texts[-1].get_text() == "sweet spot 256\n(93% of the best)"
+    assert list(axes.get_lines()[-1].get_xdata()) == [256, 256]
+
+
+def test_a_figure_is_a_png_that_can_be_saved_anywhere(tmp_path):
+    figure = sheet("Batch sweep", PLOTS, [ARTICLE])
+    path = save_figure(figure, tmp_path / "a" / "b" / "figure.png")
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(png_bytes(figure)) > 10_000
