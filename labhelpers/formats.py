@@ -4,6 +4,8 @@ from __future__ import annotations
 
 MIB = 1024**2
 GIB = 1024**3
+GB = 10**9
+"""Bandwidths are given in 10^9 bytes per second, as memory is sold."""
 NOT_AVAILABLE = "n/a"
 
 
@@ -61,16 +63,11 @@ def show_rate(value_per_s: float | None) -> str:
     return NOT_AVAILABLE if value_per_s is None else f"{value_per_s:,.0f} images/s"
 
 
-def gb_per_s(value_bytes_per_s: float | None) -> float | None:
-    """Convert bytes per second to GB/s (10^9 bytes), as memory is sold; None stays None."""
-    return None if value_bytes_per_s is None else value_bytes_per_s / 1e9
-
-
 def show_bandwidth(value_bytes_per_s: float | None) -> str:
-    """Write a bandwidth: `4,310 GB/s`, `24.9 GB/s`."""
-    value = gb_per_s(value_bytes_per_s)
-    if value is None:
+    """Write a bandwidth in 10^9 bytes per second: `4,310 GB/s`, `24.9 GB/s`."""
+    if value_bytes_per_s is None:
         return NOT_AVAILABLE
+    value = value_bytes_per_s / GB
     return f"{value:,.0f} GB/s" if value >= 100 else f"{value:,.1f} GB/s"
 
 

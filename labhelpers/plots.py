@@ -160,7 +160,9 @@ def _count_references(axes: Axes) -> int:
 def log_axis(axes: Axes, label: str) -> Axes:
     """Give the axes a log-2 y axis with plain numbers."""
     axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}")
+    )
     axes.set_ylabel(label)
     return axes
 
