@@ -18,7 +18,7 @@ SCHEMA_FILE = Path(__file__).with_name("export.schema.json")
 
 # The article's names for what it measured, and ours for the rest.
 _SECTIONS = {
-    "sweep": "sweep", "probe": "natural_probe", "residency": "residency",
+    "sweep": "sweep", "limits": "limits", "probe": "natural_probe", "residency": "residency",
     "cap": "controlled_oom", "remedy": "remedies", "finder": "finder", "ladder": "ladder",
     "ddp": "distributed",
 }  # fmt: skip
@@ -40,6 +40,7 @@ class Export(BaseModel):
     schema_version: int = SCHEMA_VERSION
     run: RunInfo
     sweep: list[Trial] = []
+    limits: list[Trial] = []
     natural_probe: list[Trial] = []
     residency: list[Trial] = []
     controlled_oom: list[Trial] = []
@@ -74,9 +75,15 @@ def exported(run: RunDirectory) -> Export:
 
 
 def trials_frame(trials: list[Trial]) -> pd.DataFrame:
-    """Return one row a trial: what was measured, in seconds and bytes, and the derived rates."""
+    """Return one row a trial: what was measured, in seconds and bytes, and the derived rates.
+
+    `batch_size` is that of one device, `global_batch_size` that of all ranks together.
+    """
     rows = [{name: getattr(trial, name) for name in _TABLE_COLUMNS} for trial in trials]
-    return pd.DataFrame(rows, columns=list(_TABLE_COLUMNS))
+    frame = pd.DataFrame(rows, columns=list(_TABLE_COLUMNS))
+    place = _TABLE_COLUMNS.index("batch_size") + 1
+    frame.insert(place, "global_batch_size", frame["batch_size"] * frame["world_size"])
+    return frame
 
 
 def export_schema() -> dict[str, Any]:

@@ -58,9 +58,11 @@ def pixel_table(device: torch.device) -> Tensor:
 
 def make_feed(
     name: str, data_dir: str, *, batch_size: int, seed: int, device: torch.device,
-    images: int, workers: int = 0, synthetic: bool = False,
+    images: int, workers: int = 0, synthetic: bool = False, order: Tensor | None = None,
 ) -> Feed:  # fmt: skip
     """Return the named feed over the first `images` training images.
+
+    `order` (`host` and `resident` only) says which of them to give, in place of the seed's.
 
     Raises:
         InputError: an unknown feed, or more images than the data set has.
@@ -72,7 +74,7 @@ def make_feed(
     if name in ("host", "resident"):
         pixels, labels = _tensors(data_dir, images, synthetic)
         where = device if name == "resident" else torch.device("cpu")
-        return TensorFeed(pixels.to(where), labels.to(where), batch_size, seed, device)
+        return TensorFeed(pixels.to(where), labels.to(where), batch_size, seed, device, order)
     raise InputError(f"feed: got {name!r}; must be 'article', 'workers', 'host' or 'resident'")
 
 
@@ -96,20 +98,23 @@ class TensorFeed:
         pixels: (M, 28, 28) uint8, on the host or on the device.
         labels: (M,) int64, beside the pixels.
         device: where the batches are wanted.
+        order: (K,) int64, which images to give in which order; by default those of the seed.
     """
 
     def __init__(
-        self, pixels: Tensor, labels: Tensor, batch_size: int, seed: int, device: torch.device
-    ) -> None:
+        self, pixels: Tensor, labels: Tensor, batch_size: int, seed: int, device: torch.device,
+        order: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self._pixels, self._labels = pixels, labels
         self._batch_size = batch_size
-        self._order = epoch_order(len(pixels), seed).to(pixels.device)
+        order = epoch_order(len(pixels), seed) if order is None else order
+        self._order = order.to(pixels.device)
         self._device = device
         self._table = pixel_table(device)
         self._pin = device.type == "cuda" and pixels.device.type == "cpu"
 
     def __len__(self) -> int:
-        return count_steps(len(self._pixels), self._batch_size)
+        return count_steps(len(self._order), self._batch_size)
 
     def __iter__(self) -> Iterator[Pair]:
         for chosen in self._order.split(self._batch_size):
