@@ -52,8 +52,11 @@ class Limits:
         """Return the cap that a trial runs under; None for none.
 
         The budget is enforced, not only predicted. A cap cannot lie past the card, so there it
-        is left away; but a size that nothing was predicted for never gets past the card.
+        is left away; but a size that nothing was predicted for never gets past the card. A cap
+        on the CPU is one of Linux (also under WSL2).
         """
+        if self.device == "cpu" and self.platform not in ("linux", "wsl2"):
+            return None
         inside = self.memory_budget_bytes < self.total_bytes
         if inside or not predicted:
             return min(self.memory_budget_bytes, self.total_bytes)

@@ -202,6 +202,14 @@ def test_a_first_size_never_gets_past_the_card():
     assert linux.cap_bytes(predicted=True) == linux.cap_bytes(predicted=False) == 9 * GIB
 
 
+@pytest.mark.parametrize(("platform", "capped"), [("linux", True), ("wsl2", True),
+                                                  ("windows", False), (None, False)])  # fmt: skip
+def test_the_cpu_is_capped_where_the_system_can(platform, capped):
+    limits = limits_of(platform, device="cpu")
+    assert (limits.cap_bytes(predicted=True) is not None) == capped
+    assert (limits.cap_bytes(predicted=False) is not None) == capped
+
+
 def test_a_budget_that_was_asked_for_counts():
     spec = ask(ProbeSpec, {"memory_budget_bytes": "3e9", "probe_sizes": SIZES})
     sizes, stop = probe(plain_card, limits_of(card=16 * GIB, spec=spec))
