@@ -184,8 +184,14 @@ class CpuCapture(Capture):
 
 
 def capture_for(device: torch.device) -> Capture:
-    """Return the capture that fits the device."""
-    return CudaCapture(device) if device.type == "cuda" else CpuCapture(device)
+    """Return the capture that fits the device, and make that device the process's current one.
+
+    Events are recorded on the current device, so a capture of another would time nothing.
+    """
+    if device.type != "cuda":
+        return CpuCapture(device)
+    torch.cuda.set_device(device)
+    return CudaCapture(device)
 
 
 def _status_bytes(field: str) -> int | None:

@@ -33,16 +33,9 @@ _NAME_LENGTH = 160
 _LONGEST = 5
 
 
-def start_capture(device: str) -> Capture:
-    """Return the capture of a device and make that device the current one of this process."""
-    if device != "cpu":
-        torch.cuda.set_device(device)
-    return capture_for(torch.device(device))
-
-
 def read_device_memory(device: str) -> dict[str, int | None]:
     """Return what the driver (on the CPU: the system) says of the memory now, in bytes."""
-    return start_capture(device).driver_memory().model_dump()
+    return capture_for(torch.device(device)).driver_memory().model_dump()
 
 
 def measure_probe_trial(
@@ -56,7 +49,7 @@ def measure_probe_trial(
     whole trial: model, batch and every step.
     """
     asked = ProbeSpec(**spec)
-    capture = start_capture(asked.device)
+    capture = capture_for(torch.device(asked.device))
     _pay_first_use(asked.workload, asked.precision, asked.device)
     capture.empty_cache()
     facts: dict[str, Any] = {

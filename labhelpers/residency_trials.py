@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labhelpers.capture import Capture
+from labhelpers.capture import Capture, capture_for
 from labhelpers.host_memory import host_free_bytes
 from labhelpers.oom import is_oom
-from labhelpers.probe_trials import start_capture
 from labhelpers.trials import surroundings
 
 PASSES = 2
@@ -35,7 +34,7 @@ def measure_residency_trial(
         blocks: how many to ask for; the map holds those that were granted.
         host_reserve_bytes: no further block is asked for once the host has less than this.
     """
-    capture = start_capture(device)
+    capture = capture_for(torch.device(device))
     capture.empty_cache()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     before = surroundings(capture, "before")

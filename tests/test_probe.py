@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from labhelpers import drivers
+from labhelpers.capture import capture_for
 from labhelpers.inputs import InputError
 from labhelpers.platforms import PLATFORMS
 from labhelpers.probe import (
@@ -17,7 +18,7 @@ from labhelpers.probe import (
     this_platform,
     why_it_stopped,
 )
-from labhelpers.probe_trials import start_capture, sum_by_name
+from labhelpers.probe_trials import sum_by_name
 from labhelpers.records import ARTICLE_BATCH_SIZES, ProbeSpec, ask
 from labhelpers.store import RunDirectory, open_run
 from labhelpers.worker import Stopped, Worker
@@ -215,4 +216,5 @@ def test_bus_traffic_is_bytes_or_none(monkeypatch):
 
 
 def test_the_capture_of_the_cpu_starts_no_gpu():
-    assert start_capture("cpu").device == torch.device("cpu")
+    assert capture_for(torch.device("cpu")).device == torch.device("cpu")
+    assert not torch.cuda.is_initialized()
