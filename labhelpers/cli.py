@@ -82,12 +82,15 @@ def sweep(output: str | None, **options: Any) -> None:
         click.echo(f"note: batch {size:,} was given twice; it is measured once", err=True)
     check_before(spec)
     path = Path(output) if output else new_run_path("results")
-    _measure(spec, RunDirectory.create(path, specs={"sweep": spec}))
+    run = RunDirectory.create(path, specs={"sweep": spec})
+    click.echo(f"results go to {path}", err=True)
+    _measure(spec, run)
 
 
 @group.command()
 @click.argument("run_dir")
-def resume(run_dir: str) -> None:
+@click.option("--data-dir", help="Where FashionMNIST lies now; default where the run says.")
+def resume(run_dir: str, data_dir: str | None) -> None:
     """Continue the sweep of a run that was interrupted; finished trials are kept."""
     from labhelpers.records import SweepSpec, ask
     from labhelpers.store import open_run
@@ -95,7 +98,8 @@ def resume(run_dir: str) -> None:
     run = open_run(run_dir)
     if "sweep" not in run.info.specs:
         raise InputError(f"{run_dir} has no sweep to continue; start one with: labhelpers sweep")
-    _measure(ask(SweepSpec, run.info.specs["sweep"]), run)
+    moved = {"data_dir": data_dir} if data_dir else {}
+    _measure(ask(SweepSpec, run.info.specs["sweep"] | moved), run)
 
 
 @group.command()
@@ -132,7 +136,6 @@ def _measure(spec: Any, run: Any) -> None:
     from labhelpers.references import curve_of
     from labhelpers.sweep import failures, run_sweep
 
-    click.echo(f"results go to {run.path}", err=True)
     with TerminalProgress() as progress:
         trials = run_sweep(spec, run, on_progress=progress)
     curve = curve_of(run)
@@ -153,10 +156,13 @@ def main() -> None:
     """Run the command line; every bad input is one line and exit code 2."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        code = group.main(standalone_mode=False)
+        code = group.main(prog_name="labhelpers", standalone_mode=False)
     except InputError as error:
         _fail(str(error), EXIT_BAD_INPUT)
-    except click.ClickException as error:
+    except click.UsageError as error:
+        if error.format_message().startswith("Usage:"):  # no command given: click shows its help
+            click.echo(error.format_message(), err=True)
+            sys.exit(EXIT_BAD_INPUT)
         _fail(error.format_message(), EXIT_BAD_INPUT)
     except OSError as error:
         _fail(f"{error.filename or 'system'}: {error.strerror or error}", EXIT_FAILED)
