@@ -1,0 +1,143 @@
+"""Judge a sweep against a baseline: what got slower or hungrier, beyond noise and a margin.
+
+Pure functions of figures. The best repeats of two runs are compared: a real change moves every
+repeat, a busy host only some, and never to the better. A size is worse only if its best repeat
+is past the margin even after what the noise explains, and its median is past the margin too.
+
+Noise is how far the other repeats of a size lie above their best one, in both runs; at least
+as much as at a typical size, because three repeats agree by luck now and then.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from labhelpers.inputs import InputError
+
+NOISE_FACTOR = 2.6
+"""How much of the noise of three repeats is forgiven.
+
+`benchmarks/false_alarms.py` measures what comes of it: less than one false alarm in 100
+comparisons of nine batch sizes, for noise that is even, one-sided, or common to a pass.
+"""
+
+Samples = Mapping[int, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much worse is still fine: shares of the baseline's time per image and peak memory."""
+
+    max_slowdown: float = 0.05
+    max_memory: float = 0.02
+
+
+@dataclass(frozen=True)
+class Change:
+    """One quantity at one batch size against the baseline; less is better.
+
+    `baseline` and `new` are medians; `best_ratio` is new best / baseline best, and `allowed`
+    the ratio up to which margin and noise explain it.
+    """
+
+    baseline: float
+    new: float
+    best_ratio: float
+    allowed: float
+    worse: bool
+
+    @property
+    def median_ratio(self) -> float:
+        """Return new median / baseline median."""
+        return self.new / self.baseline
+
+
+@dataclass(frozen=True)
+class SizeChange:
+    """What became of one batch size; None where one of the runs did not measure it."""
+
+    batch_size: int
+    speed: Change | None
+    memory: Change | None
+    failed: str | None = None
+
+    @property
+    def worse(self) -> tuple[str, ...]:
+        """Name what got worse, or nothing."""
+        speed = self.speed is not None and self.speed.worse
+        memory = self.memory is not None and self.memory.worse
+        words = ("slower" if speed else "", "needs more memory" if memory else "", self.failed)
+        return tuple(word for word in words if word)
+
+
+def compare_sizes(
+    baseline: tuple[Samples, Samples], new: tuple[Samples, Samples], limits: Limits,
+    failures: Mapping[int, str] | None = None,
+) -> list[SizeChange]:  # fmt: skip
+    """Compare (seconds per image, peak bytes) of two runs, for each size of the baseline.
+
+    Args:
+        baseline, new: by batch size, what each repeat took; a size may lack either.
+        failures: sizes whose trials failed in the new run, with how they ended.
+
+    Raises:
+        InputError: no size was repeated, so that nobody can tell a change from noise.
+    """
+    speed = changes(baseline[0], new[0], limits.max_slowdown)
+    memory = changes(baseline[1], new[1], limits.max_memory)
+    ended = failures or {}
+    return [
+        SizeChange(size, speed.get(size), memory.get(size), ended.get(size))
+        for size in sorted(baseline[0])
+    ]
+
+
+def changes(baseline: Samples, new: Samples, margin: float) -> dict[int, Change]:
+    """Judge one quantity (seconds or bytes: less is better) at every size that both measured.
+
+    Raises:
+        InputError: no size was repeated in either run.
+    """
+    sizes = sorted(size for size in baseline if baseline[size] and new.get(size))
+    noises = {size: above_best((baseline[size], new[size])) for size in sizes}
+    known = [value for value in noises.values() if value is not None]
+    if sizes and not known:
+        raise InputError(
+            "every batch size was measured once only, so a change cannot be told from noise; "
+            "measure with --repeats 3"
+        )
+    typical = statistics.median(known) if known else 0.0
+    return {
+        size: judged(baseline[size], new[size], margin, max(noises[size] or 0.0, typical))
+        for size in sizes
+    }
+
+
+def judged(baseline: Sequence[float], new: Sequence[float], margin: float, noise: float) -> Change:
+    """Judge one quantity at one size; `noise` is what `above_best` gives."""
+    fewest = min(len(baseline), len(new))
+    allowed = (1 + margin) * math.exp(NOISE_FACTOR * noise * math.sqrt(3 / fewest))
+    before, now = statistics.median(baseline), statistics.median(new)
+    best_ratio = min(new) / min(baseline)
+    worse = best_ratio > allowed and now / before > 1 + margin
+    return Change(before, now, best_ratio, allowed, worse)
+
+
+def above_best(groups: Iterable[Sequence[float]]) -> float | None:
+    """Return how far, in logarithms, repeats lie above the best of their group on average.
+
+    None if no group has a repeat.
+    """
+    above = []
+    for group in groups:
+        best, *others = sorted(math.log(value) for value in group)
+        above += [other - best for other in others]
+    return statistics.fmean(above) if above else None
+
+
+def is_worse(rows: Iterable[SizeChange]) -> bool:
+    """Tell whether any batch size got worse."""
+    return any(row.worse for row in rows)

@@ -1,0 +1,289 @@
+"""Regressions are found, noise is not, and unlike runs are never compared."""
+
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labhelpers import cli
+from labhelpers.comparability import conditions, differences
+from labhelpers.comparison import Limits, above_best, changes, compare_sizes, is_worse, judged
+from labhelpers.inputs import InputError
+from labhelpers.records import SweepSpec, Trial, ask
+from labhelpers.store import RunDirectory, open_run
+
+NINE = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+POSITIVE = st.floats(1e-6, 1e6)
+
+FACTS = {
+    "device": "cuda:0", "device_name": "NVIDIA H200", "driver": "580.159.04", "cuda": "13.0",
+    "wsl2": False, "cpu": "Intel Xeon", "torch_threads": 16, "packages": {"torch": "2.11.0"},
+}  # fmt: skip
+
+
+# The judgement, pure
+
+
+def test_equal_runs_are_never_worse():
+    times = {32: [1.0, 1.2, 1.1], 64: [2.0, 2.0, 2.1]}
+    assert not is_worse(compare_sizes((times, times), (times, times), Limits()))
+
+
+def test_exact_figures_stand_at_their_margin():
+    same = {8: [100.0, 100.0, 100.0]}
+    assert not changes(same, {8: [102.0] * 3}, 0.02)[8].worse
+    found = changes(same, {8: [102.5] * 3}, 0.02)[8]
+    assert found.worse
+    assert (found.best_ratio, found.median_ratio, found.allowed) == (1.025, 1.025, 1.02)
+
+
+def test_noise_is_how_far_repeats_lie_above_the_best():
+    assert above_best([[1.0, 1.0], [5.0]]) == 0
+    assert above_best([[2.0], [3.0]]) is None
+    doubled = above_best([[1.0, 2.0, 2.0]])
+    assert doubled == pytest.approx(0.6931, abs=1e-4)
+
+
+def test_a_busy_host_in_one_repeat_is_no_regression_and_a_slowdown_of_all_is():
+    calm = {8: [1.0, 1.01, 1.02]}
+    assert not changes(calm, {8: [1.0, 1.01, 3.0]}, 0.05)[8].worse
+    assert not changes(calm, {8: [1.0, 3.0, 3.0]}, 0.05)[8].worse  # the best one is as it was
+    assert changes(calm, {8: [1.2, 1.21, 1.22]}, 0.05)[8].worse
+
+
+def test_a_lucky_size_is_forgiven_as_much_as_a_typical_one():
+    noisy = {size: [1.0, 1.1, 1.1] for size in (1, 2, 3)}
+    baseline, new = noisy | {4: [1.0, 1.0, 1.0]}, noisy | {4: [1.1, 1.1, 1.1]}
+    assert not changes(baseline, new, 0.05)[4].worse
+    assert changes({4: baseline[4]}, {4: new[4]}, 0.05)[4].worse
+
+
+def test_fewer_repeats_are_forgiven_more():
+    allowed = [judged([1.0] * n, [1.0] * n, 0.05, 0.1).allowed for n in (1, 2, 3, 6, 12)]
+    assert allowed == sorted(allowed, reverse=True)
+    assert allowed[2] == pytest.approx(1.05 * 2.718281828**0.26)
+
+
+def test_a_single_repeat_everywhere_cannot_be_judged():
+    with pytest.raises(InputError) as caught:
+        changes({8: [1.0], 16: [1.0]}, {8: [2.0], 16: [2.0]}, 0.05)
+    assert str(caught.value) == (
+        "every batch size was measured once only, so a change cannot be told from noise; "
+        "measure with --repeats 3"
+    )
+    assert changes({8: [1.0]}, {8: [2.0, 2.0]}, 0.05)[8].worse
+    assert changes({8: [1.0]}, {}, 0.05) == {}
+
+
+def test_what_got_worse_is_named_for_each_size():
+    calm = {8: [1.0] * 3, 16: [1.0] * 3, 32: [1.0] * 3}
+    slow, big = calm | {8: [2.0] * 3}, calm | {8: [3.0] * 3, 16: [3.0] * 3}
+    rows = compare_sizes((calm, calm), (slow, big), Limits(), {32: "out of memory"})
+    assert {row.batch_size: row.worse for row in rows} == {
+        8: ("slower", "needs more memory"), 16: ("needs more memory",), 32: ("out of memory",),
+    }  # fmt: skip
+
+
+@given(st.lists(POSITIVE, min_size=2, max_size=6), st.lists(POSITIVE, min_size=2, max_size=6))
+def test_faster_is_never_worse_and_slower_never_gets_better(baseline, new):
+    found = changes({8: baseline}, {8: new}, 0.05)[8]
+    much_slower = changes({8: baseline}, {8: [value * 10 for value in new]}, 0.05)[8]
+    assert not found.worse or much_slower.worse
+    assert not (found.worse and min(new) <= min(baseline))
+
+
+NOISES: dict[str, Callable[[random.Random, int], list[float]]] = {
+    "even": lambda chance, _: [chance.lognormvariate(0, 0.08) for _ in range(3)],
+    "one-sided": lambda chance, _: [1 + chance.expovariate(1 / 0.08) for _ in range(3)],
+    "first pass slow": lambda chance, _: [1 + chance.expovariate(5), *(
+        chance.lognormvariate(0, 0.03) for _ in range(2))],
+    "worse at small sizes": lambda chance, number: [
+        chance.lognormvariate(0, 0.08 / (1 + number)) for _ in range(3)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_noise_alone_gives_at_most_one_false_alarm_in_a_hundred(kind):
+    chance, times = random.Random(1), 600
+
+    def run() -> dict[int, list[float]]:
+        return {size: NOISES[kind](chance, number) for number, size in enumerate(NINE)}
+
+    alarms = sum(any(c.worse for c in changes(run(), run(), 0.05).values()) for _ in range(times))
+    assert alarms <= 0.01 * times
+
+
+# The command
+
+
+@pytest.fixture
+def call(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Run `labhelpers compare ...` through its real entry point."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["labhelpers", "compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output, errors = capfd.readouterr()
+        return ended.value.code, output, errors
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def make(name: str, *, slower: float = 1.0, facts: dict | None = None, **changed: object) -> Path:
+    """Make a run of three sizes and three repeats, with a spread of 1 %."""
+    spec = ask(SweepSpec, {"batch_sizes": [32, 64, 128], "repeats": 3, "device": "cuda:0"})
+    run = RunDirectory.create(name, specs={"sweep": spec})
+    trial = {
+        "kind": "sweep", "feed": "article", "device": "cuda:0", "images": 6000, "steps": 10,
+        "environment_id": "e",
+    } | changed  # fmt: skip
+    with run.writing():
+        run.note_environment("e", FACTS | (facts or {}))
+        run.note_spec("sweep", spec.model_copy(update={"feed": trial["feed"]}))
+        for size in (32, 64, 128):
+            for repeat in range(3):
+                seconds = (1 + 0.01 * repeat) * (slower if size == 64 else 1)
+                run.append(Trial(
+                    batch_size=size, repeat=repeat, epoch_s=seconds,
+                    peak_allocated_bytes=size * 2**20, **trial,
+                ))  # fmt: skip
+    return run.path
+
+
+def test_a_run_that_is_no_slower_passes_and_writes_its_summary(call):
+    make("base"), make("run", slower=1.04)
+    code, output, errors = call("base", "run")
+    assert code == 0
+    assert output.startswith("run (20")
+    assert output.endswith("): No batch size got worse.\n")
+    assert errors.splitlines() == [
+        "wrote run/comparison/summary.md", "wrote run/comparison/comparison.png",
+    ]  # fmt: skip
+    text = Path("run/comparison/summary.md").read_text()
+    assert "**No batch size got worse.**" in text
+    assert "| 64 | 5,941 images/s | 5,712 images/s | +4.0% | +4.0% | +9.1% |" in text
+    assert Path("run/comparison/comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_slower_size_is_named_and_fails(call):
+    make("base"), make("run", slower=1.2)
+    code, output, _ = call("base", "run", "--output", "there")
+    assert code == 1
+    assert output.endswith("): Worse. batch 64: slower.\n")
+    assert "**Worse.** batch 64: slower." in Path("there/summary.md").read_text()
+    assert call("base", "run", "--max-slowdown", "30%", "--output", "there")[0] == 0
+    assert call("base", "run", "--max-slowdown", "0.3", "--output", "there")[0] == 0
+
+
+def test_a_size_that_fails_now_or_was_left_out_is_named(call):
+    make("base")
+    path = make("run")
+    file = path / "trials.jsonl"
+    kept = [line for line in file.read_text().splitlines() if '"batch_size":32,' not in line]
+    gone = [line for line in kept if '"batch_size":128,' not in line]
+    oom = Trial(kind="sweep", batch_size=128, feed="article", outcome="oom")
+    file.write_text("\n".join([*gone, oom.model_dump_json(exclude_none=True)]) + "\n")
+    code, output, _ = call("base", "run")
+    assert code == 1
+    assert output.endswith("Worse. batch 128: out of memory. Not measured in this run: batch 32.\n")
+    # What failed in the baseline already did not get worse.
+    assert call("run", "run")[0] == 0
+
+
+UNLIKE = [
+    ({"facts": {"device_name": "NVIDIA L4"}}, "device: NVIDIA H200 in the baseline, NVIDIA L4 in"),
+    ({"facts": {"driver": "570.1"}}, "driver: 580.159.04 in the baseline, 570.1 in the run"),
+    ({"facts": {"packages": {"torch": "2.14.1"}}}, "torch: 2.11.0 in the baseline, 2.14.1 in the"),
+    ({"facts": {"cpu": "EPYC"}}, "CPU: Intel Xeon in the baseline, EPYC in the run"),
+    ({"facts": {"torch_threads": 4}}, "torch threads: 16 in the baseline, 4 in the run"),
+    ({"images": 60_000}, "images per epoch: 6000 in the baseline, 60000 in the run"),
+    ({"feed": "host"}, "feed: article in the baseline, host in the run"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), UNLIKE)
+def test_unlike_runs_are_shown_side_by_side_and_exit_4(call, change, said):
+    make("base"), make("run", slower=9.0, **change)
+    code, output, _ = call("base", "run")
+    assert code == 4
+    assert "): Not comparable. " in output
+    assert said in output
+    text = Path("run/comparison/summary.md").read_text()
+    assert "## Side by side" in text
+    assert "Worse" not in text
+    assert "| 64 | 5,941 | 64.0 | " in text
+
+
+def test_the_host_does_not_count_where_the_images_lie_on_the_device(call):
+    make("base", feed="resident"), make("run", feed="resident", facts={"cpu": "EPYC"})
+    assert call("base", "run")[0] == 0
+
+
+def test_a_run_resumed_on_another_machine_is_like_neither():
+    base, run = open_run(make("a")), open_run(make("b"))
+    with run.writing():
+        run.note_environment("f", FACTS | {"device_name": "NVIDIA L4"})
+        run.append(Trial(
+            kind="sweep", batch_size=256, feed="article", device="cuda:0", images=6000,
+            epoch_s=1.0, environment_id="f",
+        ))  # fmt: skip
+    assert conditions(run)["device"] == "NVIDIA H200 and NVIDIA L4"
+    assert differences(base, run) == [
+        "device: NVIDIA H200 in the baseline, NVIDIA H200 and NVIDIA L4 in the run"
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_bad_run_of_several_is_enough(call):
+    make("base"), make("good"), make("bad", slower=2.0), make("other", images=1)
+    code, output, _ = call("base", "good", "bad", "other", "--output", "there")
+    assert code == 1
+    assert [line.split(": ")[1] for line in output.splitlines()] == [
+        "No batch size got worse.", "Worse. batch 64", "Not comparable. images per epoch",
+    ]  # fmt: skip
+    assert call("base", "good", "other", "--output", "there")[0] == 4
+
+
+def test_repeats_are_needed(call):
+    for name in ("base", "run"):
+        file = make(name) / "trials.jsonl"
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join(line for line in lines if '"repeat":0' in line) + "\n")
+    code, output, _ = call("base", "run")
+    assert code == 4
+    assert "every batch size was measured once only" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["base"], "Missing argument 'RUN...'."),
+        (["base", "nowhere"], "nowhere holds no run (no run.json)"),
+        (["base", "empty"], "empty holds no measured sweep; run labhelpers sweep first"),
+        (["base", "base", "--output", "base/run.json/x"], "cannot write results to "
+         "base/run.json/x: Not a directory; choose a directory that can be written"),
+        *(
+            (["base", "base", f"--{name}", value],
+             f"--{name}: got {value!r}; must be a share from 0 on, such as 5% or 0.05")
+            for name in ("max-slowdown", "max-memory")
+            for value in ("5", "-1%", "nan", "inf%", "much", "", "%", "1e999%")
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(call, arguments, said):
+    make("base")
+    RunDirectory.create("empty")
+    assert call(*arguments) == (2, "", f"labhelpers: {said}\n")
