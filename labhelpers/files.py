@@ -57,6 +57,9 @@ def writable(path: Path) -> Iterator[None]:
 def read_bytes(file: Path, absent: str) -> bytes:
     """Read a whole file; InputError if it is not there (`absent`), not readable or too large."""
     try:
+        if not file.is_file() and file.exists():
+            # A pipe would make the reader wait for ever, and some devices never end.
+            raise InputError(f"{file} is not a regular file: not a run")
         if file.stat().st_size > LARGEST_FILE_BYTES:
             raise InputError(f"{file} is larger than {LARGEST_FILE_BYTES:,} bytes: not a run")
         return file.read_bytes()

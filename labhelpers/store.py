@@ -28,11 +28,17 @@ from labhelpers.files import (
     write_atomically,
 )
 from labhelpers.inputs import InputError
-from labhelpers.records import RunInfo, Spec, Trial, one_line
+from labhelpers.records import RunInfo, Trial, ask, one_line
+from labhelpers.specs import FinderSpec, LadderSpec, ProbeSpec, RemedySpec, Spec, SweepSpec
 
 RUN_FILE = "run.json"
 TRIALS_FILE = "trials.jsonl"
 LOCK_FILE = ".lock"
+
+_ASKED: dict[str, type[Spec]] = {
+    "sweep": SweepSpec, "probe": ProbeSpec, "cap": RemedySpec, "remedy": RemedySpec,
+    "finder": FinderSpec, "ladder": LadderSpec,
+}  # fmt: skip
 
 
 class RunDirectory:
@@ -65,10 +71,16 @@ class RunDirectory:
             specs={name: spec.model_dump(mode="json") for name, spec in asked.items()},
         )  # fmt: skip
         with writable(path):
+            path.mkdir(parents=True, exist_ok=True)
+        # Locked, so that of two programs that make the same run only one does.
+        lock = _locked(path)
+        try:
             if (path / RUN_FILE).exists():
                 raise InputError(f"{path} already holds a run; resume it or choose another")
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / RUN_FILE, info.model_dump_json(indent=1))
+            with writable(path):
+                write_atomically(path / RUN_FILE, info.model_dump_json(indent=1))
+        finally:
+            lock.release()
         return cls(path, info)
 
     @contextlib.contextmanager
@@ -141,6 +153,9 @@ class RunDirectory:
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
+    for name in (RUN_FILE, TRIALS_FILE, LOCK_FILE):
+        if (path / name).is_symlink():
+            raise InputError(f"{path / name} is a link; a run is written within its directory only")
     lock = filelock.FileLock(path / LOCK_FILE, timeout=0)
     try:
         lock.acquire()
@@ -172,9 +187,22 @@ def read_info(path: Path) -> RunInfo:
     if not isinstance(value, dict) or "schema_version" not in value:
         raise InputError(f"{file} is not a results file of labhelpers (no schema_version)")
     try:
-        return RunInfo(**value)
+        info = RunInfo(**value)
     except ValidationError as error:
         raise InputError(f"{file}: {one_line(error)}") from None
+    for name, asked in info.specs.items():
+        _check_asked(name, asked, file)
+    return info
+
+
+def _check_asked(name: str, asked: Mapping[str, Any], file: Path) -> None:
+    """Refuse a request that no program of ours wrote; every reader may then rely on it."""
+    kind = _ASKED.get(name.partition(" ")[0])
+    if kind is not None:
+        try:
+            ask(kind, asked)
+        except InputError as error:
+            raise InputError(f"{file}: what was asked ({name}): {error}") from None
 
 
 def read_trials(file: Path) -> Iterator[Trial]:
@@ -218,12 +246,17 @@ def repair_last_line(file: Path) -> None:
 
 
 def find_runs(results_dir: str | Path) -> list[Path]:
-    """Return a user's own run directories, oldest first (reference runs are left out)."""
-    found = []
+    """Return a user's own run directories, oldest first (reference runs are left out).
+
+    A run from the future was made under a wrong clock: it counts as older than any other, or it
+    would be the newest for as long as the clock was wrong.
+    """
+    now, found = datetime.now(UTC).isoformat(), []
     for file in Path(results_dir).glob(f"*/{RUN_FILE}"):
         with contextlib.suppress(InputError):
-            found.append((read_info(file.parent).created_at, file.parent))
-    return [path for _, path in sorted(found)]
+            created_at = read_info(file.parent).created_at
+            found.append((created_at <= now, created_at, file.parent))
+    return [path for *_, path in sorted(found)]
 
 
 def new_run_path(results_dir: str | Path) -> Path:
