@@ -26,6 +26,7 @@ _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 _NONE = {"none", "null", "auto", ""}
 _LARGEST = 2**31 - 1
+MOST_REPEATS = 1000
 
 
 def to_boolean(value: Any) -> bool:
@@ -54,6 +55,18 @@ def to_integer(value: Any) -> int:
     with suppress(ValueError):
         return int(value) if isinstance(value, (int, str)) else int(number)
     return int(number)
+
+
+def to_repeats(value: Any) -> int | str:
+    """Convert a number of repeats from 1 to 1000, or 'auto'; ValueError otherwise."""
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return "auto"
+    number = to_integer(value)
+    if number < 1:
+        raise ValueError("must be greater than or equal to 1")
+    if number > MOST_REPEATS:
+        raise ValueError(f"must be less than or equal to {MOST_REPEATS}")
+    return number
 
 
 def to_number(value: Any) -> float:
@@ -146,7 +159,9 @@ def _entries_of_text(text: str) -> list[Any]:
 
 def _size(entry: Any) -> int:
     try:
-        size = to_integer(entry)
+        # '1,024' falls into '1' and '024': nobody means a batch of 24.
+        part = isinstance(entry, str) and entry.startswith("0")
+        size = 0 if part else to_integer(entry)
     except ValueError:
         size = 0
     if not 1 <= size <= _LARGEST:

@@ -1,0 +1,204 @@
+"""The panel without its widgets: entries, buttons, run directories, what is said."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import measures
+import pytest
+
+from labhelpers import measurements, sessions
+from labhelpers.inputs import InputError
+from labhelpers.measurements import SWEEP
+from labhelpers.panel import Measurement, Panel, messages, share_done, status
+from labhelpers.records import SweepSpec, Trial
+from labhelpers.sessions import Session
+from labhelpers.store import RunDirectory
+from labhelpers.sweep import Planned, Progress, run_sweep
+from labhelpers.worker import Worker
+
+LIMIT_S = 60
+TEXTS = {
+    "batch_sizes": "1, 8", "repeats": "2", "images": "1000", "feed": "article",
+    "precision": "fp32", "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kind() -> Iterator[Measurement]:
+    with Worker(measures.no_warm_up) as worker:
+        runner = partial(run_sweep, worker=worker, measure=measures.FAILING)
+        yield replace(SWEEP, runner=runner, sources=lambda run: [("as before", run.trials())])
+
+
+@pytest.fixture(autouse=True)
+def no_sessions() -> Iterator[None]:
+    yield
+    for session in sessions._SESSIONS.values():
+        session.stop()
+        session.wait(LIMIT_S)
+    sessions._SESSIONS.clear()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run")
+
+
+@pytest.fixture
+def panel(kind: Measurement, run: RunDirectory) -> Panel:
+    return Panel(kind, SweepSpec(workload="mine:w"), run)
+
+
+def nobody(_: Session) -> None:
+    """Watch nothing."""
+
+
+def measure(panel: Panel, **changes: str) -> None:
+    panel.start(TEXTS | changes, nobody)
+    assert panel.session is not None
+    assert panel.session.wait(LIMIT_S)
+
+
+# Entries
+
+
+def test_entries_hold_what_suits_the_device(panel: Panel):
+    cpu, gpu = panel.texts("cpu"), panel.texts("cuda:0")
+    assert (cpu["batch_sizes"], cpu["images"]) == ("32, 64, 128, 256, 512, 1024", "4096")
+    assert (gpu["images"], gpu["repeats"], gpu["device"]) == ("60000", "3", "auto")
+
+
+def test_bad_entries_are_told_by_field(kind: Measurement, run: RunDirectory):
+    panel = Panel(kind, SweepSpec(), run)
+    found = panel.reasons(TEXTS | {"batch_sizes": "2, x", "repeats": "none of it"})
+    assert set(found) == {"batch_sizes", "repeats"}
+    assert panel.reasons(TEXTS | {"images": "70000"}) == {
+        "images": "got 70,000; FashionMNIST has 60,000 training images"
+    }
+    assert panel.reasons(TEXTS) == {}
+
+
+def test_a_bad_entry_measures_nothing(panel: Panel, run: RunDirectory):
+    with pytest.raises(InputError, match="'x' is not a batch size"):
+        panel.start(TEXTS | {"batch_sizes": "x"}, nobody)
+    assert panel.session is None
+    assert run.trials() == []
+
+
+# Measuring
+
+
+def test_the_first_run_fills_the_notebooks_directory(panel: Panel, run: RunDirectory):
+    measure(panel)
+    assert panel.run is run
+    assert len(run.trials()) == 4
+    assert not panel.can_resume
+    spec, chosen = panel.chosen()
+    assert (spec.batch_sizes, chosen) == ((1, 8), run)
+
+
+def test_the_next_run_has_a_directory_of_its_own(panel: Panel, run: RunDirectory):
+    measure(panel)
+    measure(panel, batch_sizes="8")
+    assert panel.run.path != run.path
+    assert panel.run.path.parent == run.path.parent
+    assert {trial.batch_size for trial in panel.run.trials()} == {8}
+    assert len(run.trials()) == 4
+
+
+def test_while_measuring_the_cells_below_must_wait(
+    panel: Panel, run: RunDirectory, kind: Measurement
+):
+    panel.start(TEXTS | {"batch_sizes": "4", "repeats": "1"}, nobody)  # batch 4 hangs
+    assert panel.active
+    assert not panel.can_resume
+    with pytest.raises(InputError, match="still measuring"):
+        panel.chosen()
+    again = Panel(kind, SweepSpec(), run)
+    assert again.session is panel.session
+    panel.stop()
+    assert panel.session is not None
+    assert panel.session.wait(LIMIT_S)
+    assert panel.session.state == "stopped"
+    assert panel.can_resume
+
+
+def test_an_interrupted_run_of_another_kernel_can_be_resumed(kind: Measurement, run: RunDirectory):
+    asked = SweepSpec(workload="mine:w", batch_sizes=(1, 8), repeats=2, device="cpu", images=1000)
+    with run.writing():
+        run.note_spec("sweep", asked)
+        run.append(Trial(**measures.measure(asked.model_dump(mode="json"), 1, 0, 0)))
+    panel = Panel(kind, SweepSpec(), run)
+    assert panel.spec == asked
+    assert panel.can_resume
+    panel.resume(nobody)
+    assert panel.session is not None
+    assert panel.session.wait(LIMIT_S)
+    assert len(run.trials()) == 4
+    assert not panel.can_resume
+
+
+def test_failures_are_told_and_do_not_end_it(panel: Panel):
+    measure(panel, batch_sizes="1, 2, 5", repeats="1")
+    said = messages(panel)
+    assert len(said) == 2
+    assert said[0].startswith("batch 2, repeat 1: killed: the worker process was killed")
+    assert said[1] == "batch 5, repeat 1: oom: batch 5 does not fit"
+    assert len(measurements.sweep_rows(panel.run)) == 3
+
+
+# What is said
+
+
+def session_in(run: RunDirectory, state: str, progress: Progress | None = None) -> Session:
+    session = Session("sweep", run, SweepSpec(), nobody)
+    session.state, session.progress = state, progress  # type: ignore[assignment]
+    return session
+
+
+def test_the_status_line(run: RunDirectory):
+    halfway = Progress(8, 3, Planned(256, 1, 3), remaining_s=40)
+    assert status(session_in(run, "running")).startswith("starting the worker")
+    assert status(session_in(run, "running", halfway)) == (
+        "3 of 8 trials done · now batch 256 · about 40.0 s left"
+    )
+    assert status(session_in(run, "stopping", halfway)) == "stopping …"
+    assert "3 of 8 trials done, and kept. Resume" in status(session_in(run, "stopped", halfway))
+    assert "nothing was measured" in status(session_in(run, "stopped"))
+    assert status(session_in(run, "done", halfway)).endswith(f"results in {run.path}")
+    assert share_done(session_in(run, "running", halfway)) == 3 / 8
+    assert share_done(session_in(run, "running")) == 0
+
+
+def test_the_estimate(panel: Panel):
+    assert panel.estimate(TEXTS, "cpu") == "4 trials; how long they take is known after the first"
+    assert panel.estimate(TEXTS | {"repeats": "x"}, "cpu") == ""
+    measure(panel, images="1000")  # the tests' trials take 1 / batch size seconds
+    panel.refresh()
+    assert panel.estimate(TEXTS | {"images": "2000"}, "cpu") == "4 trials, about 4.50 s (as before)"
+    # A CPU's speed says nothing about a GPU.
+    assert "known after" in panel.estimate(TEXTS | {"device": "cuda:0"}, "cpu")
+
+
+def test_what_an_estimate_rests_on(run: RunDirectory):
+    earlier = RunDirectory.create(run.path.parent / "earlier")
+    with earlier.writing():
+        earlier.append(Trial(kind="sweep", batch_size=8, images=100, epoch_s=1.0))
+    found = measurements.sources_of("sweep", run)
+    assert [whose for whose, _ in found][:2] == [
+        "as fast as in this run",
+        "as fast as your run before",
+    ]
+    assert len(found[1][1]) == 1
+    (earlier.path / "trials.jsonl").write_text("{broken}\n{broken}\n")
+    assert "as fast as your run before" not in dict(measurements.sources_of("sweep", run))
+
+
+def test_the_figure_before_and_after(panel: Panel):
+    before = measurements.sweep_figure(panel.run)
+    measure(panel)
+    after = measurements.sweep_figure(panel.run)
+    drawn = [len(figure.axes[0].get_lines()) for figure in (before, after)]
+    assert drawn[1] == drawn[0] + 1
