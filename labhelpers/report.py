@@ -22,6 +22,7 @@ from labhelpers.references import PROJECT
 NOTEBOOKS = PROJECT / "notebooks"
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_UNRUN = 0, 1, 2, 3
 EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_KERNEL_DIED = 124, 130, 138
+_BAD_INPUT = ("InputError", "DataError")  # an error comes out of a kernel as its class's name
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def run_notebook(
     refuse_unknown_names(parameters, parameters_of(notebook))
     partial = output.with_suffix(".partial.ipynb")
     output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)  # an earlier one must not pass for the result of this run
     code, why = _execute(notebook, partial, parameters, cell_timeout_s, log)
     if code == EXIT_DONE:
         unrun = count_unrun(partial)
@@ -88,7 +90,7 @@ def _execute(
     except DeadKernelError as error:
         return EXIT_KERNEL_DIED, _first_line(error)
     except papermill.PapermillExecutionError as error:
-        code = EXIT_BAD_INPUT if error.ename == "InputError" else EXIT_FAILED
+        code = EXIT_BAD_INPUT if error.ename in _BAD_INPUT else EXIT_FAILED
         return code, f"{error.ename}: {error.evalue}"
     return EXIT_DONE, ""
 
