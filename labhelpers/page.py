@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import nbformat
 
 _STYLE = Path(__file__).with_name("page.css")
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _HEADING = re.compile(r'<h([1-3]) id="([^"]*)">(.*?)</h\1>', re.S)
 # nbconvert marks a cell's input with hl-LANGUAGE; a code block in prose has no such class.
 _INPUT = re.compile(r'(<div class="highlight hl-[^"]+">.*?</pre></div>)', re.S)
@@ -25,12 +26,21 @@ class Heading(NamedTuple):
 
 def write_page(notebook: Path, output: Path) -> Path:
     """Write an executed notebook as a self-contained HTML page; return its path."""
-    body = _body(nbformat.read(notebook, as_version=4))
+    body = _body(without_widgets(nbformat.read(notebook, as_version=4)))
     headings = headings_of(body)
     title = headings[0].text if headings else notebook.stem
     page = _page(title, contents_list(headings), fold_code(body))
     output.write_text(page, encoding="utf-8")
     return output
+
+
+def without_widgets(notebook: Any) -> Any:
+    """Take widgets out of a notebook: without a kernel they are dead, and load scripts."""
+    notebook.metadata.pop("widgets", None)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if _WIDGET not in each.get("data", {})]
+    return notebook
 
 
 def headings_of(body: str) -> list[Heading]:

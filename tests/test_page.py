@@ -64,6 +64,21 @@ def test_a_page_has_title_contents_figures_and_folded_code(tmp_path):
     assert [tag["href"] for tag in found.all("a")][:3] == ["#First", "#Inner", "#Second"]
 
 
+def test_a_widget_leaves_neither_script_nor_words_on_the_page(tmp_path):
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}, "text/plain": "VBox()"}
+    notebook = notebook_of(
+        new_code_cell("panel", outputs=[new_output("display_data", view)]),
+        new_code_cell("1", outputs=[new_output("stream", text="kept")]),
+    )
+    notebook.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
+    nbformat.write(notebook, tmp_path / "a.ipynb")
+    page = write_page(tmp_path / "a.ipynb", tmp_path / "a.html")
+    check_page(page)
+    text = page.read_text(encoding="utf-8")
+    assert "VBox" not in text
+    assert "kept" in text
+
+
 def test_code_in_prose_is_not_folded_and_breaks_nothing(tmp_path):
     page = written(
         tmp_path,
