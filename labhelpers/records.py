@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from labhelpers.inputs import (
-    InputError,
-    is_nothing,
-    shown,
-    to_boolean,
-    to_integer,
-    to_names,
-    to_number,
-    to_shape,
-    to_sizes,
-    to_text,
+from labhelpers.inputs import InputError, shown
+from labhelpers.specs import (
+    FASHION,
+    FeedName,
+    FinderSpec,
+    LadderSpec,
+    Order,
+    Precision,
+    ProbeSpec,
+    Record,
+    RemedySpec,
+    Spec,
+    SweepSpec,
 )
+
+__all__ = [
+    "ARTICLE_BATCH_SIZES", "FASHION", "SCHEMA_VERSION", "TRAINING_IMAGES", "Clocks",
+    "DriverMemory", "FeedName", "FinderSpec", "Kind", "LadderSpec", "Order", "OtherProcess",
+    "Outcome", "Precision", "ProbeSpec", "Record", "RemedySpec", "RunInfo", "Spec", "SweepSpec",
+    "Trial", "ask", "one_line", "refuse_unknown_names",
+]  # fmt: skip
 
 SCHEMA_VERSION = 1
 """Version of the files a run directory holds; raise it when a reader must know."""
@@ -28,124 +37,9 @@ ARTICLE_BATCH_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 TRAINING_IMAGES = 60_000
 
 Outcome = Literal["ok", "oom", "killed", "timeout", "error"]
-Kind = Literal["sweep", "probe", "residency", "cap", "remedy", "finder", "ladder", "ddp"]
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-FeedName = Literal["article", "workers", "host", "resident", "own"]
-Order = Literal["article", "ascending", "descending", "shuffled"]
+Kind = Literal["sweep", "limits", "probe", "residency", "cap", "remedy", "finder", "ladder", "ddp"]
 
-Integer = Annotated[int, BeforeValidator(to_integer)]
-Number = Annotated[float, BeforeValidator(to_number)]
-Boolean = Annotated[bool, BeforeValidator(to_boolean)]
-Text = Annotated[str, BeforeValidator(to_text)]
-Sizes = Annotated[tuple[int, ...], BeforeValidator(to_sizes)]
-Shape = Annotated[tuple[int, ...], BeforeValidator(to_shape)]
-Names = Annotated[tuple[str, ...], BeforeValidator(to_names)]
-Share = Annotated[Number, Field(gt=0, le=1)]
-Positive = Annotated[Integer, Field(ge=1)]
-Seconds = Annotated[Number, Field(gt=0)]
-Repeats = Annotated[Integer, Field(ge=1, le=1000)]
-Seed = Annotated[Integer, Field(ge=0, le=2**63 - 1)]
-
-S = TypeVar("S", bound="Spec")
-
-
-class Record(BaseModel):
-    """Base of everything that is stored: frozen; unknown fields are refused."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
-    )
-
-
-class Spec(Record):
-    """Base of what was asked; build one with `ask`, which answers bad input in one line."""
-
-    device: Text = "auto"
-    precision: Precision = "fp32"
-    seed: Seed = 42
-    learning_rate: Annotated[Number, Field(gt=0)] = 1e-3
-    data_dir: Text = "data"
-    synthetic: Boolean = False
-    require_gpu: Boolean = False
-    workload: Text = "fashion_cnn"
-    trial_timeout_s: Seconds = 600.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_is_none(cls, given: Any) -> Any:
-        """Read papermill's text 'None' as None wherever None is allowed."""
-        optional = {name for name, field in cls.model_fields.items() if field.default is None}
-        return {k: None if k in optional and _unset(v) else v for k, v in dict(given).items()}
-
-
-def _unset(value: Any) -> bool:
-    return is_nothing(value) and value != ""
-
-
-class SweepSpec(Spec):
-    """Ask for images/s and memory over batch sizes (first article).
-
-    `None` means "what suits the device"; `sweep.resolved` fills it in before anything runs.
-    """
-
-    batch_sizes: Sizes | None = None
-    repeats: Repeats | None = None
-    images: Positive | None = None
-    order: Order = "article"
-    feed: FeedName = "article"
-    workers: Annotated[Integer, Field(ge=0, le=256)] = 0
-    share: Share = 0.93
-    quick: Boolean = False
-
-
-class ProbeSpec(Spec):
-    """Ask for large synthetic batches, growing until a limit (first article, second half).
-
-    The last fields ask for the residency map: `residency_bytes` in blocks of `block_bytes`.
-    `None` means "what suits the device"; `probe.resolved` fills it in.
-    """
-
-    probe_sizes: Sizes | None = None
-    steps: Positive = 5
-    warmup_steps: Annotated[Integer, Field(ge=0)] = 2
-    memory_budget_bytes: Positive | None = None
-    time_budget_s: Seconds = 300.0
-    block_bytes: Annotated[Integer, Field(ge=2**20)] | None = None
-    residency_bytes: Positive | None = None
-    quick: Boolean = False
-
-
-class FinderSpec(Spec):
-    """Ask for the largest batch size that fits (second article)."""
-
-    dataset_size: Positive | None = None
-    max_batch_size: Positive | None = None
-    num_iterations: Positive = 5
-    strategy: Literal["exact", "doubling", "bisect"] = "exact"
-    headroom: Annotated[Number, Field(ge=0, lt=1)] = 0.1
-    multiple_of: Positive = 1
-    powers_of_two: Boolean = False
-    limit_bytes: Positive | None = None
-    time_budget_s: Seconds = 600.0
-
-
-class RemedySpec(Spec):
-    """Ask for a controlled OOM (`cap_…`), and for what each remedy saves, costs and changes.
-
-    `None` means "what suits the device, or the model"; it is filled in before anything runs.
-    """
-
-    workload: Text = "torchvision.models:resnet50"
-    input_shape: Shape | None = None
-    classes: Positive | None = None
-    batch_size: Positive | None = None
-    micro_batches: Annotated[Integer, Field(ge=2)] = 4
-    steps: Positive | None = None
-    remedies: Names | None = None
-    cap_batch_sizes: Sizes | None = None
-    cap_fraction: Share = 0.25
-    cap_budget_bytes: Positive | None = None
-    quick: Boolean = False
+S = TypeVar("S", bound=Spec)
 
 
 class DriverMemory(Record):
@@ -178,7 +72,7 @@ class Trial(Record):
     """One measurement as it was seen. Not measured is `None`, never 0."""
 
     kind: Kind
-    workload: str = "fashion_cnn"
+    workload: str = FASHION
     variant: str | None = None
     batch_size: int = Field(ge=1)
     repeat: int = 0
@@ -251,6 +145,7 @@ class RunInfo(Record):
     specs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    timings: dict[str, dict[str, float]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

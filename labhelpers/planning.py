@@ -1,0 +1,104 @@
+"""Which trials of a sweep run, in which order, and when repeats are enough."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from labhelpers.records import SweepSpec, Trial
+
+MOST_ROUNDS = 100
+Finished = Mapping[tuple[int, int], Trial]
+"""The finished trials of a sweep by batch size and repeat."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One trial to come: its batch size, repeat, place in the order, and variant if any."""
+
+    batch_size: int
+    repeat: int
+    position: int
+    variant: str | None = None
+
+
+def plan(spec: SweepSpec) -> list[Planned]:
+    """List the trials of a resolved spec in the order they run.
+
+    `article` is ascending, descending, ascending, …; `shuffled` draws a new order for every
+    repeat from the seed. `repeats="auto"` is shuffled, and the list holds its six first repeats.
+    """
+    from labhelpers.noise import MIN_REPEATS
+
+    auto = spec.repeats == "auto"
+    repeats = MIN_REPEATS if spec.repeats == "auto" else spec.repeats or 0
+    draw = random.Random(spec.seed)
+    trials: list[Planned] = []
+    for repeat in range(repeats):
+        ordered = sorted(spec.batch_sizes or ())
+        if auto or spec.order == "shuffled":
+            draw.shuffle(ordered)
+        elif spec.order == "descending" or (spec.order == "article" and repeat % 2):
+            ordered.reverse()
+        trials += [Planned(size, repeat, len(trials) + i) for i, size in enumerate(ordered)]
+    return trials
+
+
+def due(spec: SweepSpec, finished: Finished) -> list[Planned]:
+    """List the trials that run next; `[]` when the sweep is done.
+
+    Those of the plan first. For `repeats="auto"` then, round after round, one more repeat of
+    each size whose median is not settled, until the measured epochs took `time_budget_s`. That
+    depends on finished trials alone, so an interrupted sweep goes on as it would have.
+    """
+    waiting = [p for p in plan(spec) if (p.batch_size, p.repeat) not in finished]
+    if waiting or spec.repeats != "auto" or _spent_s(finished) >= spec.time_budget_s:
+        return waiting
+    counts = {size: len(_of_size(size, finished)) for size in spec.batch_sizes or ()}
+    open_sizes = sorted(size for size in counts if _needs_more(_of_size(size, finished)))
+    random.Random(f"{spec.seed} {max(counts.values(), default=0)}").shuffle(open_sizes)
+    return [Planned(size, counts[size], len(finished) + i) for i, size in enumerate(open_sizes)]
+
+
+def measured(spec: SweepSpec, finished: Finished) -> list[Trial]:
+    """Return the finished trials that a spec asks for, in the order they run."""
+    if spec.repeats != "auto":
+        return [finished[p.batch_size, p.repeat] for p in plan(spec)]
+    sizes = set(spec.batch_sizes or ())
+    asked = [trial for trial in finished.values() if trial.batch_size in sizes]
+    return sorted(asked, key=lambda trial: (trial.repeat, trial.position))
+
+
+def estimate_s(waiting: Sequence[Planned], seconds: dict[int, list[float]]) -> float | None:
+    """Estimate the seconds that waiting trials take, from those measured; None before the first.
+
+    A size not measured yet takes what the nearest measured size took.
+    """
+    if not seconds:
+        return None
+
+    def one(size: int) -> float:
+        nearest = min(seconds, key=lambda known: abs(known.bit_length() - size.bit_length()))
+        return statistics.median(seconds.get(size, seconds[nearest]))
+
+    return sum(one(planned.batch_size) for planned in waiting)
+
+
+def _of_size(size: int, finished: Finished) -> list[Trial]:
+    return [trial for trial in finished.values() if trial.batch_size == size]
+
+
+def _needs_more(trials: Sequence[Trial]) -> bool:
+    """Tell whether more repeats would help: not where most of them failed."""
+    from labhelpers.noise import settled
+
+    rates = [trial.images_per_s for trial in trials if trial.images_per_s is not None]
+    if len(trials) >= MOST_ROUNDS or 2 * len(rates) < len(trials):
+        return False
+    return not settled(rates)
+
+
+def _spent_s(finished: Finished) -> float:
+    return sum(trial.epoch_s or 0.0 for trial in finished.values())
