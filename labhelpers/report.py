@@ -92,6 +92,11 @@ def _execute(
     except papermill.PapermillExecutionError as error:
         code = EXIT_BAD_INPUT if error.ename in _BAD_INPUT else EXIT_FAILED
         return code, f"{error.ename}: {error.evalue}"
+    except RuntimeError as error:
+        # Jupyter's client has no class of its own for a kernel that dies before it answers.
+        if "Kernel died" not in str(error):
+            raise
+        return EXIT_KERNEL_DIED, _first_line(error)
     return EXIT_DONE, ""
 
 

@@ -13,7 +13,7 @@ from labhelpers.environment import environment_id
 from labhelpers.records import ARTICLE_BATCH_SIZES, TRAINING_IMAGES, Spec, SweepSpec, Trial
 from labhelpers.store import RunDirectory
 from labhelpers.sweep_checks import check_before, check_same_request
-from labhelpers.worker import Answer, Worker
+from labhelpers.worker import Answer, StartError, Worker
 
 PREPARE_TIMEOUT_S = 300.0
 
@@ -177,14 +177,14 @@ def start_device(
 
     Raises:
         InputError: the device does not exist here, or a GPU is required and there is none.
-        RuntimeError: it cannot be started.
+        StartError: it cannot be started.
     """
     answer = worker.run(
         prepare or training().prepare, spec.device, spec.require_gpu,
         timeout_s=PREPARE_TIMEOUT_S, stop=stop,
     )  # fmt: skip
     if answer.outcome != "ok":
-        raise RuntimeError(f"the device cannot be started: {answer.error_text}")
+        raise StartError(f"the device cannot be started: {answer.error_text}")
     facts: dict[str, Any] = answer.value
     return facts
 

@@ -16,10 +16,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
@@ -32,6 +32,7 @@ from labhelpers.records import Outcome
 
 POLL_S = 0.05
 START_TIMEOUT_S = 300.0
+STARTS = 3
 # A child that is asked to end may clean up for so long; Stop shall take less than 3 s.
 pebble.CONSTS.term_timeout = 1.0
 _PREPARING = threading.Lock()
@@ -57,6 +58,10 @@ class Answer:
 
 class Stopped(Exception):
     """The caller's stop event was set; the call was ended and its process replaced."""
+
+
+class StartError(RuntimeError):
+    """The worker process, or the device in it, cannot be started."""
 
 
 class TimeLimit(Exception):
@@ -105,23 +110,31 @@ class Worker:
     def warm_up(self, stop: threading.Event | None = None) -> None:
         """Start the child and warm it, unless it is warm already.
 
+        A child that is killed while it starts is started anew.
+
         Raises:
-            RuntimeError: the child does not start.
+            StartError: the child does not start.
         """
         if self._pool is not None and self._pool.active:
             return
-        self.close()
         started = time.perf_counter()
+        for _ in range(STARTS):
+            answer = self._start(stop)
+            if answer.outcome != "killed":
+                break
+        self.start_s += time.perf_counter() - started
+        if answer.outcome != "ok":
+            self.close()
+            raise StartError(f"the worker process does not start: {answer.error_text}")
+
+    def _start(self, stop: threading.Event | None) -> Answer:
+        self.close()
         # The kernel ends the child with the thread that started it, so one thread stays for it.
         self._starter = ThreadPoolExecutor(max_workers=1)
         self._pool = pebble.ProcessPool(
             max_workers=1, context=_Context(), initializer=_initialise, initargs=(os.getpid(),)
         )
-        answer = self._submit(self._warm_with, (), START_TIMEOUT_S, stop)
-        self.start_s += time.perf_counter() - started
-        if answer.outcome != "ok":
-            self.close()
-            raise RuntimeError(f"the worker process does not start: {answer.error_text}")
+        return self._submit(self._warm_with, (), START_TIMEOUT_S, stop)
 
     def restart(self) -> None:
         """End the child, so that the next call begins in a fresh process."""
@@ -251,6 +264,19 @@ def _die_with(parent: int) -> None:
     os._exit(1)
 
 
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Block Ctrl-C in this thread: a child started here never hears it, not even at its start."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Process(SpawnProcess):
     """A spawned process that does not run the caller's main script once more.
 
@@ -273,7 +299,8 @@ class _Process(SpawnProcess):
             original = spawn.get_preparation_data
             spawn.get_preparation_data = without_main
             try:
-                return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+                with _deaf_to_ctrl_c():
+                    return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
             finally:
                 spawn.get_preparation_data = original
 
