@@ -14,7 +14,9 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from labhelpers.inputs import InputError, to_integer, to_number
 from labhelpers.state import random_state, restore_random_state
@@ -68,6 +70,10 @@ def accumulate(
     failed window; only an error inside the optimizer's own update can leave that half done
     (`state.save_state` before and `state.restore_state` after undo it).
 
+    A model in DistributedDataParallel sends gradients once per window, and every rank's samples
+    weigh the same, however many each rank has. All ranks need equally many windows. What is
+    returned is this rank's own.
+
     Args:
         batches: micro-batches `(inputs, targets)`; they are moved to the model's device.
         window: micro-batches per update; so many are held at a time.
@@ -79,7 +85,8 @@ def accumulate(
         scaler: for float16; an update that it leaves out still counts as one.
 
     Raises:
-        InputError: a window or norm that makes no sense, or no batches at all.
+        InputError: a window or norm that makes no sense, no batches at all, or ranks with more
+            windows than others (then on all ranks).
     """
     size, norm = _checked(window, clip_norm)
     job = _Job(model, loss_function, optimizer, norm, mean_loss, autocast, scaler)
@@ -88,6 +95,7 @@ def accumulate(
         total += job.run(group)
         windows.append(len(group))
         samples += sum(terms for _, terms in group)
+    over_ranks(model, 0, job.device)
     if not windows:
         raise InputError("batches: got none; give at least one (a generator is empty after use)")
     return Accumulated(tuple(windows), samples, total, mean_loss)
@@ -111,14 +119,14 @@ class _Job:
 
     def run(self, group: list[Counted]) -> Tensor:
         """Do one window and its update; return the sum of the losses of all its terms."""
-        terms = sum(own for _, own in group)
+        terms, ranks = over_ranks(self.model, sum(own for _, own in group), self.device)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with _traceless(self.model, self.optimizer, self.scaler):
             for number, (batch, own) in enumerate(group, start=1):
                 # DistributedDataParallel sends gradients with the last micro-batch only.
                 with _quiet(self.model, number < len(group)):
                     loss = self._loss(batch)
-                    share = loss * (own / terms) if self.mean_loss else loss
+                    share = loss * (own / terms if self.mean_loss else ranks)
                     (share if self.scaler is None else self.scaler.scale(share)).backward()
                 total += loss.detach() * (own if self.mean_loss else 1)
             self._update()
@@ -141,6 +149,29 @@ class _Job:
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+
+
+def over_ranks(model: nn.Module, terms: int, device: torch.device) -> tuple[float, int]:
+    """Return how many terms a rank has on average in this window, and how many ranks there are.
+
+    DistributedDataParallel takes the mean of the ranks' gradients: right only with the terms of
+    a mean rank below, not those of each rank's own. Without it there is one rank.
+
+    Raises:
+        InputError: some ranks have no window left and some have, on all ranks.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return terms, 1
+    ranks = dist.get_world_size(model.process_group)
+    seen = torch.tensor([terms, terms > 0], dtype=torch.float64, device=device)
+    dist.all_reduce(seen, group=model.process_group)
+    whole, going = seen.tolist()
+    if going not in (0, ranks):
+        raise InputError(
+            f"batches: {going:.0f} of {ranks} ranks have micro-batches left and the others none; "
+            "give every rank equally many windows"
+        )
+    return whole / ranks, ranks
 
 
 def micro_batches(inputs: Any, targets: Any, size: int) -> list[Batch]:

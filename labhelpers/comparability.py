@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from labhelpers.comparison import Samples
+from labhelpers.distributed_records import swept
 from labhelpers.inputs import InputError
 from labhelpers.records import Trial
 from labhelpers.store import RunDirectory
-from labhelpers.sweep import trials_of
 from labhelpers.tables import by_batch_size
 
 DEVICE_FEED = "resident"
@@ -18,7 +18,7 @@ DEVICE_FEED = "resident"
 
 def measured_sweep(run: RunDirectory) -> list[Trial]:
     """Return the sweep of a run; InputError if nothing was measured in it."""
-    trials = trials_of(run)
+    trials = swept(run)
     if not any(trial.outcome == "ok" for trial in trials):
         raise InputError(f"{run.path} holds no measured sweep; run labhelpers sweep first")
     return trials
@@ -67,7 +67,8 @@ def _of_trials(trials: Iterable[Trial]) -> dict[str, Any]:
     first = next(trial for trial in trials if trial.outcome == "ok")
     return {
         "workload": first.workload, "precision": first.precision, "feed": first.feed,
-        "images per epoch": first.images, "synthetic images": first.synthetic,
+        "ranks": first.world_size, "images per epoch": first.images,
+        "synthetic images": first.synthetic,
     }  # fmt: skip
 
 

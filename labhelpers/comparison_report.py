@@ -11,6 +11,7 @@ import pandas as pd
 from labhelpers import plots
 from labhelpers.comparability import differences, ended, measured_sweep, samples
 from labhelpers.comparison import Change, Limits, SizeChange, compare_sizes, is_worse
+from labhelpers.distributed_records import swept
 from labhelpers.files import writable, write_atomically
 from labhelpers.formats import NOT_AVAILABLE, show_bytes, show_rate, show_share
 from labhelpers.inputs import InputError
@@ -89,7 +90,7 @@ def named_curves(runs: Sequence[RunDirectory]) -> list[Curve]:
     """
     curves = []
     for number, run in enumerate(runs):
-        curve = curve_of(run, reference=number != 1)
+        curve = curve_of(run, reference=number != 1, trials=swept(run))
         if curve is not None:
             role = "baseline" if number == 0 else run.path.resolve().name
             curves.append(replace(curve, label=f"{curve.device} ({role})"))

@@ -69,15 +69,20 @@ def newest_run(results_dir: str | Path) -> RunDirectory | None:
     return open_run(runs[-1]) if runs else None
 
 
-def curve_of(run: RunDirectory, *, reference: bool = False) -> Curve | None:
+def curve_of(
+    run: RunDirectory, *, reference: bool = False, trials: list[Trial] | None = None
+) -> Curve | None:
     """Return the sweep of a run as a curve; None if it holds no measured sweep.
 
     `reference` says how it is drawn (dashed, beside another); the label says whose it is.
+    `trials` may be others than those of the run's sweep.
     """
-    trials = trials_of(run)
+    trials = trials_of(run) if trials is None else trials
     if not any(trial.outcome == "ok" for trial in trials):
         return None
     device = str(run.environment().get("device_name", "unknown device"))
+    many = trials[0].world_size
+    device = f"{many} × {device}" if many > 1 else device
     label = f"{device} ({'committed run' if is_committed(run) else 'this machine'})"
     label += "" if trials[0].device != "cpu" else ", CPU"
     label += ", synthetic images" if trials[0].synthetic else ""

@@ -1,0 +1,206 @@
+"""The command line under torchrun: every rank runs the same command, rank 0 speaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from labhelpers.inputs import InputError
+
+if TYPE_CHECKING:
+    from labhelpers.distributed import Team
+    from labhelpers.distributed_records import DistributedSpec
+    from labhelpers.records import FinderSpec, Spec
+    from labhelpers.store import RunDirectory
+
+S = TypeVar("S", bound="Spec")
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+
+
+def under_torchrun() -> bool:
+    """Tell whether torchrun, or a launcher that sets the same variables, started this process."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ)
+
+
+def sweep_together(options: Mapping[str, Any], output: str | None) -> int:
+    """Measure a sweep on all ranks, new or gone on with; return this rank's exit code."""
+    from labhelpers.distributed_records import SPEC_NAME, DistributedSpec
+    from labhelpers.distributed_sweep import open_or_create
+    from labhelpers.records import ask
+
+    given = {name: value for name, value in options.items() if value is not None}
+    return _sweep(
+        lambda: ask(DistributedSpec, given), lambda spec: open_or_create(output, SPEC_NAME, spec)
+    )
+
+
+def resume_together(run_dir: str, data_dir: str | None = None) -> int:
+    """Go on with the sweep that a run holds, on all ranks; return this rank's exit code."""
+    from labhelpers.distributed_sweep import stored_request
+    from labhelpers.store import open_run
+
+    def asked() -> DistributedSpec:
+        found = stored_request(open_run(run_dir))
+        if found is None:
+            raise InputError(f"{run_dir} holds no sweep of several processes to go on with")
+        return found if data_dir is None else found.model_copy(update={"data_dir": data_dir})
+
+    return _sweep(asked, lambda _: open_run(run_dir))
+
+
+def refuse_accumulation(given: str | None) -> None:
+    """Raise InputError if accumulation is asked of a sweep on one device."""
+    if given is not None:
+        raise InputError(
+            f"accumulation: got {given!r}; a sweep on one device has one update per batch, only "
+            "one under torchrun accumulates"
+        )
+
+
+def refuse_alone(run_dir: str, specs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise InputError for a run that one process cannot go on with, and say how to."""
+    if "ddp" in specs and "sweep" not in specs:
+        raise InputError(
+            f"{run_dir} was measured by several processes; go on with: torchrun "
+            f"--nproc-per-node=N -m labhelpers resume {run_dir}"
+        )
+
+
+def find_together(
+    options: Mapping[str, Any], output: str | None, *, input_shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+) -> int:  # fmt: skip
+    """Find the batch size that fits on all ranks; return this rank's exit code.
+
+    `options` are those of a FinderSpec, the workload among them. With `output`, rank 0 keeps
+    every size tried in a run directory, new or not.
+    """
+    from labhelpers.records import FinderSpec, ask
+
+    given = {name: value for name, value in options.items() if value is not None}
+
+    def find(spec: FinderSpec, team: Team) -> int:
+        return _find(spec, team, output, input_shape, classes)
+
+    return _as_team(FinderSpec, lambda: ask(FinderSpec, given), find)
+
+
+def _find(
+    spec: FinderSpec, team: Team, output: str | None, input_shape: tuple[int, ...] | None,
+    classes: int | None,
+) -> int:  # fmt: skip
+    from labhelpers.distributed import describe_job
+    from labhelpers.distributed_find_report import finder_trials, found_answer, probe_table
+    from labhelpers.distributed_finder import find_together
+    from labhelpers.distributed_sweep import open_or_create
+    from labhelpers.distributed_watch import Deadline
+    from labhelpers.environment import environment_id
+    from labhelpers.search import SearchError
+    from labhelpers.workloads import workload_from
+
+    workload = team.together(
+        lambda: workload_from(spec.workload, input_shape=input_shape, classes=classes)
+    )
+    facts = describe_job(team)
+    assert team.roll is not None
+    try:
+        with Deadline(team.roll).within(spec.time_budget_s + spec.trial_timeout_s, "the search"):
+            found = find_together(workload, team, spec)
+    except SearchError as error:  # the same on every rank
+        if team.leads:
+            click.echo(f"labhelpers: {error}", err=True)
+        return EXIT_FAILED
+    if team.leads:
+        click.echo(probe_table(found).to_string(index=False))
+        click.echo("\n" + found_answer(found, team.device).replace("**", ""))
+        if output is not None:
+            with open_or_create(output, "finder", spec).writing() as run:
+                run.note_environment(environment_id(facts), facts)
+                run.append(*finder_trials(found, spec, team.device, environment_id(facts)))
+    return 0
+
+
+def _sweep(
+    asked: Callable[[], DistributedSpec], open_for: Callable[[DistributedSpec], RunDirectory]
+) -> int:
+    from labhelpers.distributed_records import DistributedSpec
+
+    def measure(spec: DistributedSpec, team: Team) -> int:
+        return _measure(spec, team, open_for)
+
+    return _as_team(DistributedSpec, asked, measure)
+
+
+def _as_team(kind: type[S], asked: Callable[[], S], work: Callable[[S, Team], int]) -> int:
+    """Join the job, take rank 0's request on all ranks, and let them work on it together.
+
+    Raises:
+        InputError: bad input, on rank 0; the others end without a word.
+    """
+    _end_at_sigterm()
+    from labhelpers.distributed import meet, team_of
+
+    meeting = meet()
+    try:
+        spec = kind.model_validate_json(meeting.from_lead(lambda: asked().model_dump_json()))
+        with team_of(
+            meeting, spec.device, require_gpu=spec.require_gpu, timeout_s=spec.trial_timeout_s
+        ) as team:
+            return guarded(team, work, spec, team)
+    except InputError:
+        if meeting.rank == 0:
+            raise
+        return EXIT_BAD_INPUT
+
+
+def _measure(
+    spec: DistributedSpec, team: Team, open_for: Callable[[DistributedSpec], RunDirectory]
+) -> int:
+    from labhelpers.distributed_narrative import scaling_text
+    from labhelpers.distributed_sweep import run_shared_sweep
+    from labhelpers.distributed_tables import scaling_table
+
+    groups = run_shared_sweep(spec, team, open_for, say=lambda line: click.echo(line, err=True))
+    if not team.leads:
+        return 0
+    trials = [trial for group in groups for trial in group.trials]
+    click.echo(scaling_text(scaling_table(trials)))
+    return EXIT_FAILED if any(g.outcome not in ("ok", "oom") for g in groups) else 0
+
+
+def guarded(team: Team, function: Callable[..., int], *arguments: Any) -> int:
+    """Call a function; after an error end this process at once, so that none waits for it.
+
+    Leaving Python the usual way would wait for the other ranks.
+    """
+    from labhelpers.distributed import is_peer_failure
+
+    try:
+        return function(*arguments)
+    except InputError:
+        raise  # all ranks raise it
+    except Exception as error:  # noqa: BLE001 - whatever it is, this rank must end
+        told = traceback.format_exc()
+        if is_peer_failure(error) and team.roll is not None:
+            # Named before this rank ends, because torchrun's report begins with the first to end.
+            first_line = str(error).splitlines()[0]
+            told = f"lost the other ranks ({first_line}); {team.roll.verdict()}"
+        click.echo(f"labhelpers: rank {team.rank}: {told}", err=True)
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)
+
+
+def _end_at_sigterm() -> None:
+    """Let SIGTERM end this process even inside a collective, where Python's handlers wait.
+
+    Nothing is lost: what was measured is on disk, and the lock goes with the process.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

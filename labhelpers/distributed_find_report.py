@@ -1,0 +1,79 @@
+"""Say and keep what a search on all ranks found: table, sentence, one trial a size and rank."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from labhelpers.distributed_finder import SharedSize
+from labhelpers.distributed_search import RankAnswer, ranks_of
+from labhelpers.distributed_tables import counted, seat
+from labhelpers.formats import show_bytes, show_rate, show_share
+from labhelpers.records import FinderSpec, Outcome, Trial
+from labhelpers.search import ProbeOutcome
+
+VARIANT = "all ranks"
+_AS_TRIAL: dict[ProbeOutcome, Outcome] = {
+    "ok": "ok", "oom": "oom", "oversubscribed": "oom", "killed": "killed", "timeout": "timeout",
+    "library_limit": "error", "error": "error",
+}  # fmt: skip
+
+
+def probe_table(found: SharedSize) -> pd.DataFrame:
+    """Return one row a size tried, in order: how it ended on each rank, and the peaks, as text."""
+    rows = [
+        {"batch per rank": f"{probe.batch_size:,}", "all ranks": probe.outcome}
+        | {f"rank {rank}": _cell(answer) for rank, answer in enumerate(ranks_of(probe))}
+        for probe in found.search.probes
+    ]
+    return pd.DataFrame(rows)
+
+
+def _cell(answer: RankAnswer) -> str:
+    if answer.peak_bytes is None:
+        return answer.outcome
+    return f"{answer.outcome}, {show_bytes(answer.peak_bytes)}"
+
+
+def found_answer(found: SharedSize, device: str) -> str:
+    """Say the size all ranks agreed on, what limits it, and how fast it is."""
+    what, size = seat(device), found.batch_size
+    whole = size * found.world_size
+    lines = [
+        f"All {counted(found.world_size, device)} agree: **{size:,} per {what}**, a global batch "
+        f"of {whole:,}."
+    ]
+    if found.largest != size:
+        lines.append(
+            f"Up to {found.largest:,} ran; {size:,} leaves {show_share(found.headroom, 0)} of the "
+            "memory free."
+        )
+    if found.limiting_ranks:
+        named = ", ".join(str(rank) for rank in found.limiting_ranks)
+        lines.append(f"The next size does not fit on rank {named}.")
+    if found.update_s:
+        lines.append(f"Trained together at this size: {show_rate(whole / found.update_s)}.")
+    return " ".join(lines)
+
+
+def finder_trials(
+    found: SharedSize, spec: FinderSpec, device: str, environment_id: str
+) -> list[Trial]:
+    """Return one trial for each size tried and rank, in the order tried."""
+    kind = device.partition(":")[0]
+    return [
+        Trial(
+            kind="finder", workload=spec.workload, variant=VARIANT, position=position,
+            batch_size=probe.batch_size, precision=spec.precision, device=kind, rank=rank,
+            world_size=found.world_size, synthetic=True, outcome=_AS_TRIAL[answer.outcome],
+            peak_allocated_bytes=answer.live_bytes,
+            peak_reserved_bytes=None if kind == "cpu" else answer.peak_bytes,
+            error_text=answer.text, environment_id=environment_id,
+            details={
+                "search_outcome": answer.outcome, "limit_bytes": answer.limit_bytes,
+                "per_gpu_batch_size": probe.batch_size,
+                "global_batch_size": probe.batch_size * found.world_size,
+            },
+        )
+        for position, probe in enumerate(found.search.probes)
+        for rank, answer in enumerate(ranks_of(probe))
+    ]  # fmt: skip

@@ -1,0 +1,187 @@
+"""Find the batch size that every rank of a job can train with, and prove it together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from labhelpers.capture import Capture, capture_for
+from labhelpers.distributed import Team
+from labhelpers.distributed_search import Probe, ranks_of, search_together
+from labhelpers.distributed_training import Member, SharedStep, time_updates
+from labhelpers.distributed_trials import rehearse
+from labhelpers.host_memory import host_free_bytes
+from labhelpers.inputs import InputError
+from labhelpers.oom import attempt
+from labhelpers.records import FinderSpec
+from labhelpers.search import NothingFits, ProbeResult, SearchResult
+from labhelpers.training import set_precision
+from labhelpers.workloads import Workload
+
+LARGEST = 2**22
+
+
+@dataclass(frozen=True)
+class SharedSize:
+    """The size all ranks agreed on: `largest` ran everywhere, `batch_size` leaves the headroom.
+
+    The answers of the ranks are the payloads of the probes. `update_s` is the time of an
+    update of all ranks at `batch_size`, gradients sent.
+    """
+
+    batch_size: int
+    largest: int
+    world_size: int
+    search: SearchResult
+    headroom: float
+    limits_bytes: tuple[int | None, ...]
+    update_s: float | None = None
+
+    @property
+    def limiting_ranks(self) -> tuple[int, ...]:
+        """The ranks on which the smallest size that failed did not fit."""
+        failed = [probe for probe in self.search.probes if probe.outcome != "ok"]
+        if not failed:
+            return ()
+        answers = ranks_of(min(failed, key=lambda probe: probe.batch_size))
+        return tuple(rank for rank, answer in enumerate(answers) if answer.outcome != "ok")
+
+
+def find_together(
+    workload: Workload, team: Team, spec: FinderSpec, *, limit_bytes: int | None = None
+) -> SharedSize:
+    """Find and prove the batch size that every rank of a job can train with.
+
+    Memory counts as in the job: DistributedDataParallel's buckets and the optimizer's state
+    are there. The answer has run `num_iterations` updates of all ranks together.
+
+    Args:
+        limit_bytes: what this rank may use; default what its device, or the host, has free.
+
+    Raises:
+        NothingFits, WorkloadFailed: on all ranks alike.
+        InputError: a workload that cannot be built, on all ranks alike.
+    """
+    set_precision(spec.precision)
+    capture = capture_for(torch.device(team.device))
+    step = _step(workload, team, spec)
+    _settle_memory(step, workload, capture, team)
+    limit = limit_bytes or spec.limit_bytes or free_bytes(capture, team)
+    until = time.monotonic() + spec.time_budget_s
+    choices: dict[str, Any] = {
+        "multiple_of": spec.multiple_of, "powers_of_two": spec.powers_of_two,
+        "time_left": lambda: until - time.monotonic(),
+    }  # fmt: skip
+
+    def probe(size: int) -> ProbeResult:
+        return probe_alone(step, workload, size, capture, limit, spec.num_iterations)
+
+    found = search_together(
+        probe, team, max_batch_size=_largest_allowed(spec, team), limit_bytes=limit,
+        strategy=spec.strategy,
+        maximum="dataset" if _data_set_ends_it(spec, team) else "maximum", **choices,
+    )  # fmt: skip
+    size = with_headroom(found, spec.headroom, probe, team, limit, choices)
+    batch = workload.make_batch(size, capture.device)
+    seconds = time_updates(step, batch, capture, team, steps=spec.num_iterations, sync=True)
+    slowest = max(team.gather(sum(seconds) / len(seconds)))
+    limits = tuple(team.gather(limit))
+    return SharedSize(size, found.largest, team.world_size, found, spec.headroom, limits, slowest)
+
+
+def with_headroom(
+    found: SearchResult, headroom: float, probe: Probe, team: Team, limit_bytes: int,
+    choices: dict[str, Any],
+) -> int:  # fmt: skip
+    """Return the largest size that leaves a share of every rank's limit free, and that ran.
+
+    It searches on between the sizes whose peaks are known already, while there is time.
+
+    Raises:
+        NothingFits: not even the smallest size leaves so much free.
+    """
+    if headroom == 0:
+        return found.largest
+    allowed_bytes = int(limit_bytes * (1 - headroom))
+    shared_bytes = min(team.gather(allowed_bytes))
+    peaks = {result.batch_size: result.peak_bytes or 0 for result in found.successes}
+    roomy = [size for size, peak in peaks.items() if peak <= shared_bytes]
+    first = max(roomy, default=min(peaks))
+    # Of the sizes above all that are known to fit, the smallest that is known not to is the end.
+    above = [size - 1 for size in peaks if size > first]
+
+    def leaving_room(size: int) -> ProbeResult:
+        own = probe(size)
+        too_much = own.outcome == "ok" and (own.peak_bytes or 0) > allowed_bytes
+        return replace(own, outcome="oversubscribed") if too_much else own
+
+    try:
+        return search_together(
+            leaving_room, team, max_batch_size=min(above, default=found.largest), start=first,
+            limit_bytes=allowed_bytes, **choices,
+        ).largest  # fmt: skip
+    except NothingFits:
+        if not roomy:
+            raise
+        return first
+
+
+def probe_alone(
+    step: SharedStep, workload: Workload, size: int, capture: Capture, limit_bytes: int | None,
+    iterations: int,
+) -> ProbeResult:  # fmt: skip
+    """Try a size on this rank alone, from an emptied cache; more than the limit does not fit."""
+    capture.empty_cache()
+    done = attempt(rehearse, step, workload, size, capture, iterations)
+    if not done.ok:
+        step.begin()
+        return ProbeResult(size, "oom", payload=done.text)
+    live, reserved = done.value or None, capture.peak_reserved_bytes()
+    peak = reserved or live
+    too_much = limit_bytes is not None and peak is not None and peak > limit_bytes
+    return ProbeResult(size, "oversubscribed" if too_much else "ok", peak, live)
+
+
+def free_bytes(capture: Capture, team: Team) -> int:
+    """Return what this rank's trials may use: free, or held by its allocator, and not capped."""
+    device = capture.device
+    if device.type == "cpu":
+        return host_free_bytes() // team.world_size
+    free, total = torch.cuda.mem_get_info(device)
+    cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return min(free + torch.cuda.memory_reserved(device), cap)
+
+
+def _step(workload: Workload, team: Team, spec: FinderSpec) -> SharedStep:
+    def member() -> Member:
+        torch.manual_seed(spec.seed)
+        return Member(workload.make_model().to(team.device).train())
+
+    made = team.settle(member)
+    if made.outcome != "ok":
+        raise InputError(f"the model cannot be built on the device: {made.error_text}")
+    optimizer = workload.make_optimizer(made.value.parameters(), spec.learning_rate)
+    return SharedStep(made.value, optimizer, workload.loss, spec.precision, team)
+
+
+def _settle_memory(step: SharedStep, workload: Workload, capture: Capture, team: Team) -> None:
+    """Let DistributedDataParallel arrange its buckets, which it does after the first step."""
+    size = 2  # BatchNorm needs two samples
+    if team.settle(rehearse, step, workload, size, capture).outcome == "ok":
+        batch = workload.make_batch(size, capture.device)
+        time_updates(step, batch, capture, team, steps=0, sync=True)
+
+
+def _largest_allowed(spec: FinderSpec, team: Team) -> int:
+    """Return the upper limit of one rank's batch: all ranks' together never exceeds the data."""
+    limits = [spec.max_batch_size or LARGEST]
+    if spec.dataset_size is not None:
+        limits.append(max(1, spec.dataset_size // team.world_size))
+    return min(limits)
+
+
+def _data_set_ends_it(spec: FinderSpec, team: Team) -> bool:
+    return _largest_allowed(spec, team) < (spec.max_batch_size or LARGEST)

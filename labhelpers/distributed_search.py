@@ -1,0 +1,110 @@
+"""Search one batch size on all ranks: each tries alone, all agree on what came of it.
+
+A rank that runs out of memory leaves no other waiting, because a trial does not talk to other
+ranks. As all continue from the same answers, by the same pure function, all come to the same
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labhelpers.distributed import Team
+from labhelpers.oom import is_context_lost, suspected_limit
+from labhelpers.search import ProbeOutcome, ProbeResult, SearchResult, search_largest
+
+Probe = Callable[[int], ProbeResult]
+
+_WORST_FIRST: tuple[ProbeOutcome, ...] = (
+    # Memory first: at a smaller size the other rank's error may be gone, or shows again.
+    "oom", "oversubscribed", "killed", "timeout", "library_limit", "error",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """What one rank said of one size; `limit_bytes` is what its trials may use."""
+
+    outcome: ProbeOutcome
+    peak_bytes: int | None
+    live_bytes: int | None
+    limit_bytes: int | None
+    text: str | None = None
+
+
+def ranks_of(probe: ProbeResult) -> Sequence[RankAnswer]:
+    """Return what each rank said of a size that all tried."""
+    answers = probe.payload
+    return answers if isinstance(answers, tuple) else ()
+
+
+def search_together(
+    probe: Probe, team: Team, *, max_batch_size: int, limit_bytes: int | None = None,
+    time_left: Callable[[], float] | None = None, **choices: Any,
+) -> SearchResult:  # fmt: skip
+    """Find the largest size that runs on every rank; every rank calls it and gets the same.
+
+    `probe(n)` must not talk to other ranks; an error of its own is an answer too. Limits and
+    peaks may differ: the search sees those of the rank that is nearest to its limit.
+
+    Args:
+        limit_bytes: what the trials of this rank may use; None where unknown.
+        choices: `start`, `strategy`, … of `search_largest`, equal on all ranks.
+
+    Raises:
+        InputError, NothingFits, WorkloadFailed: as `search_largest`, on all ranks alike.
+    """
+    limits = team.gather(limit_bytes)
+    known = [limit for limit in limits if limit is not None]
+    shared_limit = min(known) if len(known) == len(limits) else None
+
+    def ask(size: int) -> ProbeResult:
+        own = _careful(probe, size)
+        text = own.payload if isinstance(own.payload, str) else None
+        answer = RankAnswer(own.outcome, own.peak_bytes, own.live_bytes, limit_bytes, text)
+        return combine(size, team.gather(answer), shared_limit)
+
+    return search_largest(
+        ask,
+        max_batch_size=min(team.gather(max_batch_size)),
+        limit_bytes=shared_limit,
+        time_left=None if time_left is None else lambda: min(team.gather(time_left())),
+        **choices,
+    )
+
+
+def _careful(probe: Probe, size: int) -> ProbeResult:
+    """Try a size; an error becomes an answer, as the others wait for one."""
+    try:
+        return probe(size)
+    except Exception as error:
+        if is_context_lost(error):
+            raise
+        limit = suspected_limit(error)
+        outcome: ProbeOutcome = "error" if limit is None else "library_limit"
+        return ProbeResult(size, outcome, payload=f"{type(error).__name__}: {error}")
+
+
+def combine(size: int, answers: Sequence[RankAnswer], limit_bytes: int | None) -> ProbeResult:
+    """Return the answer of all ranks: the worst outcome, and the peaks nearest to the limit.
+
+    A peak counts as the same share of the common limit as it is of its rank's own.
+    """
+    outcomes = {answer.outcome for answer in answers}
+    worst: ProbeOutcome = next((name for name in _WORST_FIRST if name in outcomes), "ok")
+    peaks = [(answer.peak_bytes, answer.limit_bytes) for answer in answers]
+    live = [(answer.live_bytes, answer.limit_bytes) for answer in answers]
+    return ProbeResult(
+        size, worst, _nearest(peaks, limit_bytes), _nearest(live, limit_bytes), tuple(answers)
+    )
+
+
+def _nearest(pairs: Sequence[tuple[int | None, int | None]], limit: int | None) -> int | None:
+    scaled = [
+        peak if limit is None or not own else round(peak / own * limit)
+        for peak, own in pairs
+        if peak is not None
+    ]
+    return max(scaled) if scaled and len(scaled) == len(pairs) else None
