@@ -25,9 +25,11 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(stream.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError):  # a full disk's error does not say which file
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     sync_directory(path.parent)
 

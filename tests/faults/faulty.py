@@ -58,7 +58,9 @@ def measure(spec: dict[str, Any], batch_size: int, repeat: int, position: int) -
     if fault and not mark.exists():
         mark.touch()
         FAULTS[fault[0]](*fault[1:])
-    return measures.measure(spec, batch_size, repeat, position)
+    trial = measures.measure(spec, batch_size, repeat, position)
+    # As long as a real trial's, so that it does not fit into the file's last page.
+    return trial | {"step_times_s": [0.001] * 800}
 
 
 FAULTY = Measure(measures.prepare, measure)

@@ -24,11 +24,13 @@ SWEEP = [
 ]  # fmt: skip
 
 
-def start(*arguments: object, **environment: object) -> subprocess.Popen[str]:
-    """Start `labhelpers ...` without torch, in a session of its own."""
+def start(
+    *arguments: object, before: Callable[[], None] | None = None, **environment: object
+) -> subprocess.Popen[str]:
+    """Start `labhelpers ...` without torch, in a session of its own; `before` runs in it first."""
     return subprocess.Popen(
         [sys.executable, str(COMMAND), *map(str, arguments)], text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before,
         env=os.environ | {name: str(value) for name, value in environment.items()},
     )  # fmt: skip
 
@@ -41,9 +43,9 @@ def finished(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int
     return process.returncode, errors
 
 
-def call(*arguments: object, **environment: object) -> tuple[int, str]:
-    """Run `labhelpers ...` to its end."""
-    return finished(start(*arguments, **environment))
+def call(*arguments: object, **options: Any) -> tuple[int, str]:
+    """Run `labhelpers ...` to its end; options as for `start`."""
+    return finished(start(*arguments, **options))
 
 
 def members(session: int) -> list[int]:

@@ -3,19 +3,15 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
-import faulty
 import measures
 import nbformat
 import psutil
 import pytest
 from runs import (
-    PLANNED,
     REPEATS,
     SIZES,
     SWEEP,
