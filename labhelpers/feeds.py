@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -125,6 +126,8 @@ class TensorFeed:
         return (batch.pin_memory() if self._pin else batch).to(self._device, non_blocking=True)
 
 
+# What was read and verified once is kept: a sweep makes a feed for every trial.
+@functools.lru_cache(maxsize=2)
 def _dataset(data_dir: str, images: int, synthetic: bool) -> Dataset[Pair]:
     from torchvision.datasets import FashionMNIST
     from torchvision.transforms import ToTensor
@@ -136,6 +139,7 @@ def _dataset(data_dir: str, images: int, synthetic: bool) -> Dataset[Pair]:
     return data if images == len(data) else Subset(data, range(images))
 
 
+@functools.lru_cache(maxsize=2)
 def _tensors(data_dir: str, images: int, synthetic: bool) -> Pair:
     pixels, labels = load_arrays(data_dir, synthetic=synthetic)
     _check_count(images, len(labels))

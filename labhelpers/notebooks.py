@@ -144,6 +144,8 @@ class NotebookProgress:
         left = progress.remaining_s
         time_left = f", about {show_seconds(left)} left" if left else ""
         current = f", batch {progress.current.batch_size:,}" if progress.current else ""
+        if progress.current and progress.current.variant:
+            current += f", {progress.current.variant}"
         line = f"{progress.done} of {progress.total} trials done{current}{time_left}"
         if progress.done == progress.total:
             line = f"{progress.total} of {progress.total} trials done"

@@ -7,8 +7,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from labhelpers.records import SweepSpec, Trial
+from labhelpers.records import ARTICLE_BATCH_SIZES, FASHION, TRAINING_IMAGES, SweepSpec, Trial
 
+# What suits a device where nothing was asked: (batch sizes, images, repeats).
+_GPU_DEFAULTS = (ARTICLE_BATCH_SIZES, TRAINING_IMAGES, 3)
+_GPU_QUICK = ((32, 256, 2048, 8192), TRAINING_IMAGES, 1)
+_CPU_DEFAULTS = ((32, 64, 128, 256, 512, 1024), 4096, 3)
+_CPU_QUICK = ((32, 128, 512), 2048, 1)
 MOST_ROUNDS = 100
 Finished = Mapping[tuple[int, int], Trial]
 """The finished trials of a sweep by batch size and repeat."""
@@ -22,6 +27,38 @@ class Planned:
     repeat: int
     position: int
     variant: str | None = None
+
+
+def resolved(spec: SweepSpec, device: str) -> SweepSpec:
+    """Fill in what was left open, with what suits the device (`cpu` or `cuda:N`)."""
+    table = {
+        (True, False): _GPU_DEFAULTS, (True, True): _GPU_QUICK,
+        (False, False): _CPU_DEFAULTS, (False, True): _CPU_QUICK,
+    }  # fmt: skip
+    sizes, images, repeats = table[device != "cpu", spec.quick]
+    return spec.model_copy(
+        update={
+            "device": device,
+            "batch_sizes": spec.batch_sizes or sizes,
+            "images": spec.images or images,
+            "repeats": spec.repeats or repeats,
+        }
+    )
+
+
+def notes_of(spec: SweepSpec) -> tuple[str, ...]:
+    """Return what a reader should know about a resolved request, in sentences."""
+    images = spec.images or 0
+    above = [f"{size:,}" for size in spec.batch_sizes or () if size > images]
+    notes = []
+    if above and spec.workload == FASHION:
+        notes.append(
+            f"batch {', '.join(above)}: above the data set of {images:,} images, so an epoch is "
+            "1 step"
+        )
+    if spec.synthetic:
+        notes.append("synthetic images: speed is real, loss says nothing about FashionMNIST")
+    return tuple(notes)
 
 
 def plan(spec: SweepSpec) -> list[Planned]:

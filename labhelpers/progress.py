@@ -40,6 +40,7 @@ class TerminalProgress:
         if progress.trial is None:
             self._bar.set_description_str(_current(progress))
             return
+        self._bar.total = progress.total  # automatic repeats add trials as they go
         self._bar.update(progress.done - self._bar.n)
         self._bar.set_postfix_str(_seen(progress))
         self._estimate(progress)
@@ -78,7 +79,10 @@ def describe_failure(trial: Trial) -> str:
 
 
 def _current(progress: Progress) -> str:
-    return f"batch {progress.current.batch_size:,}" if progress.current else ""
+    if progress.current is None:
+        return ""
+    variant = f", {progress.current.variant}" if progress.current.variant else ""
+    return f"batch {progress.current.batch_size:,}{variant}"
 
 
 def _seen(progress: Progress) -> str:

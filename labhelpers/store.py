@@ -138,6 +138,12 @@ class RunDirectory:
         """Keep sentences that a reader of the results should see, each once."""
         self._replace_info(notes=tuple(dict.fromkeys((*self.info.notes, *notes))))
 
+    def note_timing(self, name: str, **measured: float) -> None:
+        """Add seconds and counts to what a request took so far (it may have been resumed)."""
+        earlier = self.info.timings.get(name, {})
+        total = {key: earlier.get(key, 0) + value for key, value in measured.items()}
+        self._replace_info(timings={**self.info.timings, name: earlier | total})
+
     def trials(self, kind: str | None = None) -> list[Trial]:
         """Read the finished trials in the order they were made, optionally of one kind."""
         found = list(read_trials(self.path / TRIALS_FILE))

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import random
-import statistics
+import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labhelpers.environment import environment_id
-from labhelpers.records import ARTICLE_BATCH_SIZES, TRAINING_IMAGES, Spec, SweepSpec, Trial
+from labhelpers.planning import (
+    Planned,
+    due,
+    estimate_s,
+    measured,
+    notes_of,
+    plan,
+    resolved,
+)
+from labhelpers.records import Spec, SweepSpec, Trial
 from labhelpers.store import RunDirectory
 from labhelpers.sweep_checks import check_before, check_same_request
 from labhelpers.worker import Answer, StartError, Worker
 
+if TYPE_CHECKING:
+    from labhelpers.workloads import Workload
+
+__all__ = [
+    "PREPARE_TIMEOUT_S", "Measure", "Planned", "Progress", "estimate_s", "failure_facts",
+    "failures", "matching", "notes_of", "plan", "resolved", "run_sweep", "start_device",
+    "training", "trials_of",
+]  # fmt: skip
+
 PREPARE_TIMEOUT_S = 300.0
 
-# What suits a device where nothing was asked: (batch sizes, images, repeats).
-_GPU_DEFAULTS = (ARTICLE_BATCH_SIZES, TRAINING_IMAGES, 3)
-_GPU_QUICK = ((32, 256, 2048, 8192), TRAINING_IMAGES, 1)
-_CPU_DEFAULTS = ((32, 64, 128, 256, 512, 1024), 4096, 3)
-_CPU_QUICK = ((32, 128, 512), 2048, 1)
 _FIXED = ("images", "seed", "learning_rate", "synthetic", "device")
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One trial to come: its batch size, repeat and place in the order."""
-
-    batch_size: int
-    repeat: int
-    position: int
 
 
 @dataclass(frozen=True)
@@ -39,18 +44,27 @@ class Measure:
     """What runs in the worker: module-level functions with JSON-able arguments and values.
 
     `prepare(device, require_gpu)` gives the facts of the environment, `trial(spec, batch_size,
-    repeat, position)` one trial.
+    repeat, position)` one trial, `profile(spec, batch_size)` what the device did in a few
+    untimed steps (None: nothing is profiled).
     """
 
     prepare: Callable[[str, bool], dict[str, Any]]
     trial: Callable[[dict[str, Any], int, int, int], dict[str, Any]]
+    profile: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
 
 
-def training() -> Measure:
-    """Return what measures the training of a workload; this loads torch."""
-    from labhelpers.trials import measure_sweep_trial, prepare
+def training(workload: Workload | None = None) -> Measure:
+    """Return what measures the training of a workload; this loads torch.
 
-    return Measure(prepare, measure_sweep_trial)
+    Give a `Workload` that was made here, for example in a notebook cell; None takes the one
+    that the spec names.
+    """
+    from labhelpers.profiling import measure_limits
+    from labhelpers.trials import measure_sweep_trial, prepare_training
+
+    trial = functools.partial(measure_sweep_trial, workload=workload)
+    profile = functools.partial(measure_limits, workload=workload)
+    return Measure(prepare_training, trial, profile)
 
 
 @dataclass
@@ -66,66 +80,17 @@ class Progress:
     notes: tuple[str, ...] = field(default=())
 
 
-def resolved(spec: SweepSpec, device: str) -> SweepSpec:
-    """Fill in what was left open, with what suits the device (`cpu` or `cuda:N`)."""
-    table = {
-        (True, False): _GPU_DEFAULTS, (True, True): _GPU_QUICK,
-        (False, False): _CPU_DEFAULTS, (False, True): _CPU_QUICK,
-    }  # fmt: skip
-    sizes, images, repeats = table[device != "cpu", spec.quick]
-    return spec.model_copy(
-        update={
-            "device": device,
-            "batch_sizes": spec.batch_sizes or sizes,
-            "images": spec.images or images,
-            "repeats": spec.repeats or repeats,
-        }
-    )
-
-
-def plan(spec: SweepSpec) -> list[Planned]:
-    """List the trials of a resolved spec in the order they run.
-
-    `article` is ascending, descending, ascending, …; `shuffled` draws a new order for every
-    repeat from the seed.
-    """
-    sizes, repeats = spec.batch_sizes or (), spec.repeats or 0
-    draw = random.Random(spec.seed)
-    trials: list[Planned] = []
-    for repeat in range(repeats):
-        ordered = sorted(sizes)
-        if spec.order == "shuffled":
-            draw.shuffle(ordered)
-        elif spec.order == "descending" or (spec.order == "article" and repeat % 2):
-            ordered.reverse()
-        trials += [Planned(size, repeat, len(trials) + i) for i, size in enumerate(ordered)]
-    return trials
-
-
-def notes_of(spec: SweepSpec) -> tuple[str, ...]:
-    """Return what a reader should know about a resolved request, in sentences."""
-    images = spec.images or 0
-    above = [f"{size:,}" for size in spec.batch_sizes or () if size > images]
-    notes = []
-    if above and spec.workload == "fashion_cnn":
-        notes.append(
-            f"batch {', '.join(above)}: above the data set of {images:,} images, so an epoch is "
-            "1 step"
-        )
-    if spec.synthetic:
-        notes.append("synthetic images: speed is real, loss says nothing about FashionMNIST")
-    return tuple(notes)
-
-
 def run_sweep(
     spec: SweepSpec, run: RunDirectory, *, worker: Worker | None = None,
     on_progress: Callable[[Progress], None] | None = None, stop: threading.Event | None = None,
-    measure: Measure | None = None,
+    measure: Measure | None = None, name: str = "sweep",
 ) -> list[Trial]:  # fmt: skip
     """Measure every trial of `spec` that `run` does not hold yet, and return all of them.
 
     Each finished trial is on disk before the next begins. A crash, kill, time limit or OOM is
-    the outcome of its trial; the next trial runs.
+    the outcome of its trial; the next trial runs. What limits each size is found out after all
+    trials, in a few untimed steps. `name` is how the run keeps the request: what is not named
+    `sweep` stands beside the run's own sweep and does not take its place.
 
     Raises:
         InputError: bad input, before anything is measured.
@@ -137,36 +102,87 @@ def run_sweep(
     try:
         with run.writing():
             measure = measure or training()
-            return _run(spec, run, worker, measure, on_progress or (lambda _: None), stop)
+            sweep = _Sweep(spec, run, worker, measure, on_progress or (lambda _: None), stop, name)
+            return sweep.measure()
     finally:
         if own:
             worker.close()
 
 
-def _run(
-    spec: SweepSpec, run: RunDirectory, worker: Worker, measure: Measure,
-    on_progress: Callable[[Progress], None], stop: threading.Event | None,
-) -> list[Trial]:  # fmt: skip
-    spec = _prepared(spec, run, start_device(spec, worker, stop, measure.prepare))
-    finished = {(t.batch_size, t.repeat): t for t in matching(run.trials("sweep"), spec)}
-    trials = plan(spec)
-    waiting = [p for p in trials if (p.batch_size, p.repeat) not in finished]
-    seconds: dict[int, list[float]] = {}
-    for number, planned in enumerate(waiting):
+class _Sweep:
+    """One sweep while it runs: what was asked, where it goes, and what is finished."""
+
+    def __init__(
+        self, spec: SweepSpec, run: RunDirectory, worker: Worker, measure: Measure,
+        on_progress: Callable[[Progress], None], stop: threading.Event | None, name: str,
+    ) -> None:  # fmt: skip
+        facts = start_device(spec, worker, stop, measure.prepare)
+        self._spec = _prepared(spec, run, facts, name)
+        self._run, self._worker, self._stop, self._name = run, worker, stop, name
+        self._measure, self._on_progress = measure, on_progress
+        known = matching(run.trials("sweep"), self._spec)
+        self._finished = {(trial.batch_size, trial.repeat): trial for trial in known}
+        self._known = set(self._finished)
+        self._seconds: dict[int, list[float]] = {}
+
+    def measure(self) -> list[Trial]:
+        """Measure trial after trial, then what limits each size; note what all of it took."""
+        started = time.perf_counter()
+        try:
+            while waiting := due(self._spec, self._finished):
+                for number in range(len(waiting)):
+                    self._one(waiting[number:])
+            self._profile()
+        finally:
+            # On a full disk the trial that could not be kept is what is worth saying.
+            with suppress(OSError):
+                self._note_timing(time.perf_counter() - started)
+        return measured(self._spec, self._finished)
+
+    def _one(self, waiting: list[Planned]) -> None:
+        """Measure the first of the waiting trials, keep it on disk and tell the progress."""
+        planned, done = waiting[0], len(self._finished)
         progress = Progress(
-            len(trials), len(trials) - len(waiting) + number, planned,
-            remaining_s=estimate_s(waiting[number:], seconds), notes=notes_of(spec),
-            worker_start_s=worker.start_s,
+            done + len(waiting), done, planned, notes=notes_of(self._spec),
+            remaining_s=estimate_s(waiting, self._seconds), worker_start_s=self._worker.start_s,
         )  # fmt: skip
-        on_progress(progress)
-        trial, wall_s = _one(spec, planned, worker, stop, measure)
-        run.append(trial)
-        finished[planned.batch_size, planned.repeat] = trial
-        seconds.setdefault(planned.batch_size, []).append(wall_s)
-        progress.trial, progress.done = trial, progress.done + 1
-        progress.remaining_s = estimate_s(waiting[number + 1 :], seconds)
-        on_progress(progress)
-    return [finished[p.batch_size, p.repeat] for p in trials]
+        self._on_progress(progress)
+        trial, wall_s = _measured(self._spec, planned, self._worker, self._stop, self._measure)
+        self._run.append(trial)
+        self._finished[planned.batch_size, planned.repeat] = trial
+        self._seconds.setdefault(planned.batch_size, []).append(wall_s)
+        progress.trial, progress.done = trial, done + 1
+        progress.remaining_s = estimate_s(waiting[1:], self._seconds)
+        self._on_progress(progress)
+
+    def _profile(self) -> None:
+        """Profile a few steps of each size that ran; a profiler that fails costs a note only.
+
+        After all timed trials and in a process that ends then, because a profiler that was
+        once started may slow down what the process launches later.
+        """
+        profile, spec = self._measure.profile, self._spec
+        if profile is None or not spec.limits or spec.device == "cpu":
+            return
+        known = {trial.batch_size for trial in matching(self._run.trials("limits"), spec)}
+        ran = {size for (size, _), trial in self._finished.items() if trial.outcome == "ok"}
+        for size in sorted(ran & set(spec.batch_sizes or ()) - known):
+            answer = self._worker.run(
+                profile, spec.model_dump(mode="json"), size,
+                timeout_s=spec.trial_timeout_s, stop=self._stop,
+            )  # fmt: skip
+            if answer.outcome == "ok":
+                self._run.append(Trial(**answer.value))
+            else:
+                self._run.note(f"batch {size:,} could not be profiled: {answer.error_text}")
+        if ran - known:
+            self._worker.restart()
+
+    def _note_timing(self, wall_s: float) -> None:
+        new = [trial for key, trial in self._finished.items() if key not in self._known]
+        epochs_s = sum(trial.epoch_s or 0.0 for trial in new)
+        if new:
+            self._run.note_timing(self._name, wall_s=wall_s, epochs_s=epochs_s, trials=len(new))
 
 
 def start_device(
@@ -189,17 +205,20 @@ def start_device(
     return facts
 
 
-def _prepared(spec: SweepSpec, run: RunDirectory, facts: dict[str, Any]) -> SweepSpec:
+def _prepared(spec: SweepSpec, run: RunDirectory, facts: dict[str, Any], name: str) -> SweepSpec:
     """Resolve the spec for the device that was started, and keep both in `run.json`."""
     spec = resolved(spec, facts["device"])
-    check_same_request(run, spec, "sweep", _FIXED)
+    for other, asked in run.info.specs.items():
+        same_trials = other.partition(":")[0] == "sweep" and _kin(SweepSpec(**asked), spec)
+        if other == name or same_trials:
+            check_same_request(run, spec, "sweep", _FIXED, name=other)
     run.note_environment(environment_id(facts), facts)
-    run.note_spec("sweep", spec)
+    run.note_spec(name, spec)
     run.note(*notes_of(spec))
     return spec
 
 
-def _one(
+def _measured(
     spec: SweepSpec, planned: Planned, worker: Worker, stop: threading.Event | None,
     measure: Measure,
 ) -> tuple[Trial, float]:  # fmt: skip
@@ -232,30 +251,23 @@ def failure_facts(answer: Answer) -> dict[str, Any]:
 
 def matching(trials: Iterable[Trial], spec: SweepSpec) -> list[Trial]:
     """Keep the trials that a resolved spec asks for: same workload, feed and precision."""
-    wanted = (spec.workload, spec.feed, spec.precision)
-    return [t for t in trials if (t.workload, t.feed, t.precision) == wanted]
+    return [trial for trial in trials if _kin(trial, spec)]
 
 
-def trials_of(run: RunDirectory) -> list[Trial]:
-    """Return the sweep that a run was last asked for (a run may hold several precisions)."""
-    asked = run.info.specs.get("sweep")
-    trials = run.trials("sweep")
-    return matching(trials, SweepSpec(**asked)) if asked else trials
+def _kin(one: Trial | SweepSpec, other: Trial | SweepSpec) -> bool:
+    """Tell whether two belong to the same set of trials."""
+    names = ("workload", "feed", "precision")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
-def estimate_s(waiting: Sequence[Planned], seconds: dict[int, list[float]]) -> float | None:
-    """Estimate the seconds that waiting trials take, from those measured; None before the first.
+def trials_of(run: RunDirectory, *, kind: str = "sweep", name: str = "sweep") -> list[Trial]:
+    """Return the sweep that a run was last asked for (a run may hold several precisions).
 
-    A size not measured yet takes what the nearest measured size took.
+    `kind="limits"` gives its profiled steps; `name` is the request's, as `run_sweep` took it.
     """
-    if not seconds:
-        return None
-
-    def one(size: int) -> float:
-        nearest = min(seconds, key=lambda known: abs(known.bit_length() - size.bit_length()))
-        return statistics.median(seconds.get(size, seconds[nearest]))
-
-    return sum(one(planned.batch_size) for planned in waiting)
+    asked = run.info.specs.get(name)
+    trials = run.trials(kind)
+    return matching(trials, SweepSpec(**asked)) if asked else trials
 
 
 def failures(trials: Iterable[Trial]) -> list[Trial]:

@@ -6,18 +6,22 @@ from collections.abc import Sequence
 
 from labhelpers.environment import check_device_name, resolve_device
 from labhelpers.inputs import InputError
-from labhelpers.records import TRAINING_IMAGES, Spec, SweepSpec
+from labhelpers.records import FASHION, TRAINING_IMAGES, Spec, SweepSpec
 from labhelpers.store import RunDirectory
 
 
 def check_request(spec: SweepSpec) -> None:
     """Check a request without touching a device or the data; InputError in one line."""
     check_device_name(spec.device)
-    if spec.workload == "fashion_cnn" and spec.feed == "own":
+    if spec.workload == FASHION and spec.feed == "own":
         raise InputError(
             "feed: got 'own'; FashionMNIST needs 'article', 'workers', 'host' or 'resident'"
         )
-    if spec.workload == "fashion_cnn" and (spec.images or 0) > TRAINING_IMAGES:
+    if spec.workload != FASHION and spec.feed != "own":
+        raise InputError(
+            f"feed: got {spec.feed!r}, but {spec.workload} brings its own loader; leave feed away"
+        )
+    if spec.workload == FASHION and (spec.images or 0) > TRAINING_IMAGES:
         raise InputError(
             f"images: got {spec.images:,}; FashionMNIST has {TRAINING_IMAGES:,} training images"
         )
@@ -33,18 +37,21 @@ def check_before(spec: SweepSpec) -> None:
     """Check a request, its device and its data before a worker is started."""
     check_request(spec)
     check_device(spec)
-    if spec.workload == "fashion_cnn":
+    if spec.workload == FASHION:
         from labhelpers.data import load_arrays
 
         load_arrays(spec.data_dir, synthetic=spec.synthetic)
 
 
-def check_same_request(run: RunDirectory, spec: Spec, kind: str, names: Sequence[str]) -> None:
+def check_same_request(
+    run: RunDirectory, spec: Spec, kind: str, names: Sequence[str], *, name: str | None = None
+) -> None:
     """Refuse to mix trials of different requests in one run; sizes and repeats may grow.
 
-    `names` are the fields of the spec that must be what they were.
+    `names` are the fields of the spec that must be what they were; `name` is the earlier
+    request's where it is not that of its kind of trials.
     """
-    earlier = run.info.specs.get(kind)
+    earlier = run.info.specs.get(name or kind)
     if not earlier or not run.trials(kind):
         return
     for name in names:

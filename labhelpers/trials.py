@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,9 +18,9 @@ from labhelpers.cpu_load import CpuLoad
 from labhelpers.environment import describe, environment_id, resolve_device
 from labhelpers.feeds import make_feed
 from labhelpers.inputs import InputError
-from labhelpers.records import Spec, SweepSpec, Trial
+from labhelpers.records import FASHION, Spec, SweepSpec, Trial
 from labhelpers.training import Step, make_step, read_precision, run_epoch, set_precision
-from labhelpers.workloads import Workload, workload_from
+from labhelpers.workloads import Workload, fashion_workload, workload_from
 
 
 def prepare(device: str, require_gpu: bool) -> dict[str, Any]:
@@ -35,33 +36,55 @@ def prepare(device: str, require_gpu: bool) -> dict[str, Any]:
     return describe(resolved)
 
 
+def prepare_training(device: str, require_gpu: bool) -> dict[str, Any]:
+    """Do what `prepare` does, and one tiny step, so that libraries load before any trial."""
+    importlib.import_module("torchvision.datasets")  # a part of the facts, so before them
+    facts = prepare(device, require_gpu)
+    where = torch.device(facts["device"])
+    set_precision("fp32")
+    workload = fashion_workload()
+    new_step(SweepSpec(device=facts["device"]), workload, where)(*workload.make_batch(2, where))
+    return facts
+
+
 def measure_sweep_trial(
-    spec: dict[str, Any], batch_size: int, repeat: int, position: int
-) -> dict[str, Any]:
+    spec: dict[str, Any], batch_size: int, repeat: int, position: int,
+    workload: Workload | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train one epoch at one batch size and return the trial, JSON-able.
 
-    `spec` is a resolved SweepSpec. Every trial begins with the same weights and the same
-    order of images, in an emptied cache, after one untimed step of the same shape.
+    `spec` is a resolved SweepSpec; `workload` is taken in place of the one that it names. Every
+    trial begins with the same weights and the same order of images, in an emptied cache, after
+    one untimed step of the same shape.
     """
     asked = SweepSpec(**spec)
     capture = capture_for(torch.device(asked.device))
     capture.empty_cache()
     gc.freeze()  # searching torch's modules for garbage takes 0.1 s, four times a trial
-    facts: dict[str, Any] = {
-        "kind": "sweep", "workload": asked.workload, "batch_size": batch_size, "repeat": repeat,
+    facts = opening_facts("sweep", asked, batch_size, repeat, position)
+    facts |= surroundings(capture, "before")
+    load = CpuLoad()
+    facts |= _measure(asked, workload or workload_from(asked.workload), batch_size, capture)
+    facts["details"] = {"cpu_of_others": load.share_of_others()}
+    if asked.feed == "workers":
+        facts["details"]["workers"] = asked.workers
+    facts |= surroundings(capture, "after") | {"precision_after": read_precision()}
+    capture.empty_cache()
+    return Trial(**facts).model_dump(mode="json", exclude_none=True)
+
+
+def opening_facts(
+    kind: str, asked: SweepSpec, batch_size: int, repeat: int, position: int
+) -> dict[str, Any]:
+    """Set the precision, and return what is known of a trial before it is measured."""
+    return {
+        "kind": kind, "workload": asked.workload, "batch_size": batch_size, "repeat": repeat,
         "position": position, "feed": asked.feed, "precision": asked.precision,
         "device": asked.device, "synthetic": asked.synthetic,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment_id": environment_id_of(asked.device),
         "precision_before": set_precision(asked.precision),
     }  # fmt: skip
-    facts |= surroundings(capture, "before")
-    load = CpuLoad()
-    facts |= _measure(asked, workload_from(asked.workload), batch_size, capture)
-    facts["details"] = {"cpu_of_others": load.share_of_others()}
-    facts |= surroundings(capture, "after") | {"precision_after": read_precision()}
-    capture.empty_cache()
-    return Trial(**facts).model_dump(mode="json", exclude_none=True)
 
 
 def _measure(
@@ -69,8 +92,9 @@ def _measure(
 ) -> dict[str, Any]:
     """Warm up, time one epoch and read the peaks; all tensors die when this returns."""
     step = new_step(asked, workload, capture.device)
-    feed = _feed(asked, workload, batch_size, capture.device)
-    first_step_peak_bytes = _warm_up(step, workload, capture, _largest(asked, workload, batch_size))
+    feed = feed_of(asked, workload, batch_size, capture.device)
+    largest = largest_batch(asked, workload, batch_size)
+    first_step_peak_bytes = warm_up(step, workload, capture, largest)
     retries = capture.alloc_retries()
     capture.prepare(_known_length(feed))
     capture.reset_peak()
@@ -95,7 +119,7 @@ def new_step(asked: Spec, workload: Workload, device: torch.device) -> Step:
     return make_step(model, optimizer, workload.loss, asked.precision, device)
 
 
-def _warm_up(step: Step, workload: Workload, capture: Capture, batch_size: int) -> int | None:
+def warm_up(step: Step, workload: Workload, capture: Capture, batch_size: int) -> int | None:
     """Run one synthetic step of the same shape and return its peak in bytes."""
     capture.reset_peak()
     step(*workload.make_batch(batch_size, capture.device))
@@ -103,18 +127,19 @@ def _warm_up(step: Step, workload: Workload, capture: Capture, batch_size: int) 
     return capture.peak_allocated_bytes()
 
 
-def _largest(asked: SweepSpec, workload: Workload, batch_size: int) -> int:
+def largest_batch(asked: SweepSpec, workload: Workload, batch_size: int) -> int:
     """Return the size of the largest batch that the epoch will really hold."""
     images = workload.dataset_size if workload.make_loader else asked.images
     return min(batch_size, images or batch_size)
 
 
-def _feed(
+def feed_of(
     asked: SweepSpec, workload: Workload, batch_size: int, device: torch.device
 ) -> Iterable[Any]:
+    """Return the epoch that a sweep trains on: the workload's own loader, or a named feed."""
     if workload.make_loader is not None:
         return workload.make_loader(batch_size, asked.seed)
-    if asked.workload != "fashion_cnn":
+    if asked.workload != FASHION:
         raise InputError(
             f"workload: {asked.workload} has no data; give a Workload with make_loader to sweep it"
         )

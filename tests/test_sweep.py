@@ -132,7 +132,7 @@ def test_failures_leave_out_what_is_a_result():
 
 
 def test_only_trials_of_the_same_workload_feed_and_precision_match():
-    same = Trial(kind="sweep", batch_size=1, workload=MINE, feed="article")
+    same = Trial(kind="sweep", batch_size=1, workload=MINE, feed="own")
     others = [{"workload": "x"}, {"feed": "host"}, {"precision": "bf16"}]
     trials = [same, *(same.model_copy(update=other) for other in others)]
     assert matching(trials, spec_of()) == [same]
