@@ -12,7 +12,7 @@ from typing import Any
 from labhelpers.data import fetch_fashion_mnist
 from labhelpers.export import export_run
 from labhelpers.inputs import InputError, duplicates, to_number
-from labhelpers.page import write_page
+from labhelpers.page import page_name, write_page
 from labhelpers.records import SweepSpec, ask
 from labhelpers.report import (
     EXIT_DONE,
@@ -112,8 +112,7 @@ def finish(path: Path, results: list[NotebookResult], figure: Path | None, say: 
     """Write page, export, figure and summary of a run, and return the exit code."""
     for result in results:
         if result.exit_code == EXIT_DONE:
-            name = "report.html" if result.name.startswith("00") else f"{result.name}.html"
-            say(f"wrote {write_page(result.path, path / name)}")
+            say(f"wrote {write_page(result.path, path / page_name(result.name))}")
     run = open_run(path)
     for written in (*export_run(run), write_summary(run, results)):
         say(f"wrote {written}")

@@ -35,12 +35,24 @@ def answer(curve: Curve, share: float) -> str:
     """Say the recommended batch size in one sentence, with speed and memory."""
     spot = readings(curve, share).sweet_spot
     row = _row(curve, spot.batch_size)
+    beside = (
+        "the fastest of all"
+        if spot.batch_size == spot.best_batch_size
+        else f"{show_share(spot.share_of_best)} of what batch {spot.best_batch_size:,} gives "
+        f"({show_rate(spot.best_images_per_s)})"
+    )
     return (
         f"On **{curve.device}**, batch **{spot.batch_size:,}** is the smallest that reaches "
         f"{show_share(share, 0)} of the best speed measured: {show_rate(spot.images_per_s)}, "
-        f"{show_share(spot.share_of_best)} of what batch {spot.best_batch_size:,} gives "
-        f"({show_rate(spot.best_images_per_s)}), at a peak of {_memory(row)}."
+        f"{beside}, at a peak of {_memory(row)}."
     )
+
+
+def in_short(curve: Curve, share: float) -> str:
+    """Say the recommended batch, what more would bring, and what holds back, in three lines."""
+    lines = (answer(curve, share), going_further(curve, share), feed_wait(curve, share))
+    size = readings(curve, share).sweet_spot.batch_size
+    return "\n>\n".join(f"> {line}" for line in (f"**Train with batches of {size:,}.**", *lines))
 
 
 def knife_edge(curve: Curve, share: float) -> str:
@@ -125,6 +137,11 @@ def updates(curve: Curve) -> str:
             f"{last['final_loss']:.3f}. Speed is measured here, not accuracy."
         )
     return text
+
+
+def with_losses(curves: list[Curve]) -> list[Curve]:
+    """Keep the curves whose final loss was recorded (the article printed none)."""
+    return [curve for curve in curves if curve.table["final_loss"].notna().any()]
 
 
 def updates_table(curve: Curve) -> pd.DataFrame:

@@ -12,6 +12,7 @@ import nbformat
 _STYLE = Path(__file__).with_name("page.css")
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _HEADING = re.compile(r'<h([1-3]) id="([^"]*)">(.*?)</h\1>', re.S)
+_NOTEBOOK_LINK = re.compile(r'<a href="([^"/]+)\.ipynb">(.*?)</a>', re.S)
 # nbconvert marks a cell's input with hl-LANGUAGE; a code block in prose has no such class.
 _INPUT = re.compile(r'(<div class="highlight hl-[^"]+">.*?</pre></div>)', re.S)
 
@@ -26,7 +27,8 @@ class Heading(NamedTuple):
 
 def write_page(notebook: Path, output: Path) -> Path:
     """Write an executed notebook as a self-contained HTML page; return its path."""
-    body = _body(without_widgets(nbformat.read(notebook, as_version=4)))
+    read = without_widgets(nbformat.read(notebook, as_version=4))
+    body = link_pages(_body(read), notebook.parent)
     headings = headings_of(body)
     title = headings[0].text if headings else notebook.stem
     page = _page(title, contents_list(headings), fold_code(body))
@@ -64,6 +66,25 @@ def contents_list(headings: list[Heading]) -> str:
 def fold_code(body: str) -> str:
     """Put each code cell's input into a closed <details>, so that prose and figures lead."""
     return _INPUT.sub(r'<details class="code"><summary>code</summary>\1</details>', body)
+
+
+def page_name(notebook: str) -> str:
+    """Return the file name of a notebook's page; 00 is the report itself."""
+    return "report.html" if notebook.startswith("00") else f"{notebook}.html"
+
+
+def link_pages(body: str, folder: Path) -> str:
+    """Let links to other notebooks lead to their pages, where they were run too.
+
+    A link to a notebook that is not in `folder` becomes plain text: it would lead nowhere.
+    """
+
+    def to_page(found: re.Match[str]) -> str:
+        name, text = found.groups()
+        ran = (folder / f"{name}.ipynb").exists()
+        return f'<a href="{page_name(name)}">{text}</a>' if ran else text
+
+    return _NOTEBOOK_LINK.sub(to_page, body)
 
 
 def _body(notebook: Any) -> str:

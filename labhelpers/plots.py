@@ -71,6 +71,15 @@ def throughput_against_memory(curve: Curve, axes: Axes) -> Axes:
     return _rate_axis(axes)
 
 
+def final_loss(curve: Curve, axes: Axes) -> Axes:
+    """Draw the training loss at the end of the epoch against batch size."""
+    draw_line(curve, axes, "batch_size", "final_loss")
+    axes.set_ylabel("training loss after one epoch")
+    axes.autoscale(axis="y")
+    axes.set_ylim(bottom=0)
+    return axes
+
+
 def mark_sweet_spot(axes: Axes, batch_size: int, share: float) -> Axes:
     """Draw a line at the sweet spot and name it."""
     axes.axvline(batch_size, color=_OWN, linewidth=1, linestyle=":")
@@ -133,7 +142,7 @@ def _has_points(curve: Curve, plot: Plot) -> bool:
 def draw_line(curve: Curve, axes: Axes, x: str, y: str) -> None:
     """Draw one column of a curve against another: own solid, references dashed."""
     table = curve.table.dropna(subset=[x, y])
-    color = _REFERENCES[_count_references(axes) % len(_REFERENCES)] if curve.reference else _OWN
+    color = _reference_color(curve, axes) if curve.reference else _OWN
     style: dict[str, Any] = {"linestyle": "--", "linewidth": 1.4, "markersize": 3, "alpha": 0.9}
     if not curve.reference:
         style = {"linestyle": "-", "linewidth": 2, "markersize": 5, "zorder": 3}
@@ -153,8 +162,13 @@ def _ring_flagged(table: pd.DataFrame, axes: Axes, x: str, y: str) -> None:
         )  # fmt: skip
 
 
-def _count_references(axes: Axes) -> int:
-    return sum(line.get_linestyle() == "--" for line in axes.get_lines())
+def _reference_color(curve: Curve, axes: Axes) -> str:
+    """Give the article one colour in all figures, also where another has nothing of it."""
+    article, *others = _REFERENCES
+    if "(article)" in curve.label:
+        return article
+    drawn = [line for line in axes.get_lines() if line.get_linestyle() == "--"]
+    return others[sum(line.get_color() != article for line in drawn) % len(others)]
 
 
 def log_axis(axes: Axes, label: str) -> Axes:

@@ -94,7 +94,7 @@ def in_words(found: Recommendation, curve: Curve) -> str:
             f"**{curve.label}: train with batches of {found.batch_size:,}.**",
             f"{images_per_s}, {share} of the best measured; peak memory {peak}.",
             _updates(found, curve),
-            _limit(found),
+            _limit(found, curve),
             waiting_at(curve, found.batch_size),
         ]
     )
@@ -131,9 +131,11 @@ def _updates(found: Recommendation, curve: Curve) -> str:
     )
 
 
-def _limit(found: Recommendation) -> str:
+def _limit(found: Recommendation, curve: Curve) -> str:
     share = show_share(found.share, 0)
     if found.limited_by == "share":
+        if found.batch_size == max(_column(curve, "images_per_s")):
+            return f"No smaller size reaches {share}, and none larger was measured."
         return f"No smaller size reaches {share}; a larger one would add less than the rest."
     if found.limited_by == "effective batch":
         return (

@@ -26,6 +26,7 @@ from labhelpers.store import RunDirectory
 REDRAW_S = 1.0
 """The figure is drawn at most so often: drawing takes time from the next trial."""
 _FRONTENDS = ("JPY_SESSION_NAME", "VSCODE_PID")
+_IMAGE = {"image/png": {"width": 800, "alt": "What is measured so far, beside references"}}
 _WIDE = ipywidgets.Layout(width="100%")
 
 
@@ -70,7 +71,7 @@ class PanelView:
 
     def show(self) -> None:
         """Display the panel, its figure and its table, and watch the measurement."""
-        _display_widget(self._layout())
+        display_widget(self._layout())
         self._figure = display({"text/plain": ""}, raw=True, display_id=True)
         self._table = display({"text/plain": ""}, raw=True, display_id=True)
         self._on_edit(None)
@@ -187,7 +188,7 @@ class PanelView:
         self._said.value = "".join(_red(line) for line in messages(self.panel))
         png = base64.b64encode(png_bytes(kind.figure(run))).decode()
         shown = {"image/png": png, "text/plain": "figure of what is measured so far"}
-        self._figure.update(shown, raw=True, metadata={"image/png": {"width": 800}})
+        self._figure.update(shown, raw=True, metadata=_IMAGE)
         table = kind.table(run)
         text = table.to_html(index=False, border=0, justify="right") if len(table) else ""
         plain = table.to_string(index=False) if len(table) else ""
@@ -217,7 +218,7 @@ def _button(
     return button
 
 
-def _display_widget(widget: ipywidgets.Widget) -> None:
+def display_widget(widget: ipywidgets.Widget) -> None:
     """Display a widget with a sentence for a page that cannot show it (a saved notebook)."""
     plain = "Run this cell in JupyterLab to get the panel."
     bundle = {

@@ -103,3 +103,13 @@ def test_no_headings_make_no_contents_and_the_file_name_is_the_title(tmp_path):
     assert "<title>a</title>" in page.read_text(encoding="utf-8")
     assert Page(page).all("nav") == []
     check_page(page)
+
+
+def test_links_to_notebooks_lead_to_their_pages_or_are_text(tmp_path):
+    words = "# Title\n\n[sweep](01_sweep.ipynb), [report](00_report.ipynb), [probe](02_probe.ipynb)"
+    for name in ("00_report", "01_sweep"):
+        (tmp_path / f"{name}.ipynb").touch()
+    page = written(tmp_path, new_markdown_cell(words))
+    links = [tag["href"] for tag in Page(page).all("a") if not str(tag["href"]).startswith("#")]
+    assert links == ["01_sweep.html", "report.html"]
+    assert "probe" in page.read_text(encoding="utf-8")

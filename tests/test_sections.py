@@ -1,0 +1,102 @@
+"""The report's sections: own results first, committed ones instead, and a plain word for none."""
+
+from pathlib import Path
+
+import pytest
+
+from labhelpers import references, sections
+from labhelpers.records import ProbeSpec, Trial
+from labhelpers.sections import FigurePiece, TablePiece, origin, past_the_card, source_of
+from labhelpers.store import RunDirectory
+
+NOTEBOOK = "02_wsl2_oversubscription"
+FACTS = {"device": "cuda:0", "device_name": "A Card", "gpu": {"total_bytes": 2**34},
+         "system": "Linux", "kernel": "6.1"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_committed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Hold the committed runs still: what a section shows must not depend on them here."""
+    folder = tmp_path / "reference"
+    folder.mkdir()
+    monkeypatch.setattr(references, "REFERENCE_RUNS", folder)
+    return folder
+
+
+def run_in(folder: Path, *trials: Trial) -> RunDirectory:
+    run = RunDirectory.create(folder)
+    with run.writing():
+        run.note_environment("here", FACTS)
+        run.note_spec("probe", ProbeSpec())
+        for trial in trials:
+            run.append(trial)
+    return run
+
+
+def probe_trial(size: int, images_per_s: float = 1000.0) -> Trial:
+    return Trial(
+        kind="probe", batch_size=size, device="cuda:0", images=size, steps=1,
+        epoch_s=size / images_per_s, peak_allocated_bytes=size * 2**20,
+        peak_reserved_bytes=size * 2**20, environment_id="here", feed="synthetic",
+        position=size,
+    )  # fmt: skip
+
+
+def words_of(pieces: list[sections.Piece]) -> str:
+    return "\n".join(piece for piece in pieces if isinstance(piece, str))
+
+
+def test_own_results_come_first(tmp_path: Path, no_committed_runs: Path):
+    run_in(no_committed_runs / "h200", probe_trial(8))
+    own = run_in(tmp_path / "own", probe_trial(64), probe_trial(128))
+    assert source_of(own, "probe") is own
+    assert "Measured in this run, on A Card" in origin(own, own, NOTEBOOK)
+    words = words_of(past_the_card(own))
+    assert "The fastest safe batch is 64" in words
+    assert f"[Notebook 02]({NOTEBOOK}.ipynb)" in words
+
+
+def test_what_was_not_run_here_is_shown_from_a_committed_run_and_said(
+    tmp_path: Path, no_committed_runs: Path
+):
+    committed = run_in(no_committed_runs / "h200", probe_trial(8))
+    own = run_in(tmp_path / "own")
+    source = source_of(own, "probe")
+    assert source is not None
+    assert source.path == committed.path
+    said = origin(own, source, NOTEBOOK)
+    assert said.startswith("*Not run here: these are the committed results of the A Card.")
+    assert "The fastest safe batch is 8" in words_of(past_the_card(own))
+
+
+def test_the_committed_run_itself_is_named_as_such(no_committed_runs: Path):
+    committed = run_in(no_committed_runs / "h200", probe_trial(8))
+    assert origin(committed, committed, NOTEBOOK).startswith("*As above, these are the committed")
+
+
+def test_what_nobody_measured_is_said_and_the_notebook_named(tmp_path: Path):
+    own = run_in(tmp_path / "own")
+    assert source_of(own, "probe") is None
+    pieces = past_the_card(own)
+    assert "Not run here, nor in a committed run" in words_of(pieces)
+    assert f"]({NOTEBOOK}.ipynb) measures it" in words_of(pieces)
+    # The recorded cliffs are shown all the same.
+    assert any(isinstance(piece, FigurePiece) and piece.alt for piece in pieces)
+
+
+def test_trials_that_all_failed_are_no_results(tmp_path: Path):
+    failed = probe_trial(8).model_copy(update={"outcome": "killed", "epoch_s": None})
+    assert source_of(run_in(tmp_path / "own", failed), "probe") is None
+
+
+def test_a_section_is_shown_piece_by_piece(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    import pandas as pd
+
+    shown: list[str] = []
+    for name in ("say", "show_table", "show_figure"):
+        monkeypatch.setattr(sections, name, lambda *_, name=name: shown.append(name))
+    figure = past_the_card(run_in(tmp_path / "own"))[1]
+    sections.show_section(["words", TablePiece(pd.DataFrame({"a": [1]}), "a table"), figure])
+    assert shown == ["say", "show_table", "show_figure"]
