@@ -79,7 +79,7 @@ def limited_by(shares: Shares) -> LimitVerdict:
 def limits_of(trials: Iterable[Trial], profiled: Iterable[Trial] = ()) -> dict[int, LimitVerdict]:
     """Judge every batch size of a sweep, from its trials and its profiled steps if there are any.
 
-    Sizes without a trial that was measured are left out.
+    Sizes of which nothing is known, not even how long they waited for images, are left out.
     """
     measured = [trial for trial in trials if trial.outcome == "ok" and trial.epoch_s]
     profiles = {trial.batch_size: (trial.details or {}).get("limits") for trial in profiled}
@@ -89,7 +89,8 @@ def limits_of(trials: Iterable[Trial], profiled: Iterable[Trial] = ()) -> dict[i
     for size in sizes:
         group = [trial for trial in measured if trial.batch_size == size]
         shares = shares_of(group, profiles.get(size), oversubscribed=size in past_card)
-        found[size] = limited_by(shares)
+        if shares.known() or shares.oversubscribed:
+            found[size] = limited_by(shares)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from labhelpers.formats import show_share
 from labhelpers.inputs import InputError
 
 MIN_REPEATS = 6
@@ -103,6 +104,18 @@ def differences_from_best(
         if size != best
     }
     return {size: difference for size, difference in found.items() if difference is not None}
+
+
+def describe_difference(difference: Difference) -> str:
+    """Say how a speed stands against another, in a few words for a table."""
+    ratio = difference.ratio
+    if difference.standing == "undecided":
+        return "too noisy to tell"
+    if difference.standing == "same":
+        return f"the same within {show_share(MARGIN, 0)}"
+    ends = sorted(abs(1 - end) for end in (ratio.low, ratio.high))
+    between = f"{show_share(ends[0])} to {show_share(ends[1])}"
+    return f"{difference.standing} by {show_share(abs(1 - ratio.middle))} ({between})"
 
 
 def _standing(ratio: Interval, margin: float) -> Standing:

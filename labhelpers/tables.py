@@ -8,13 +8,15 @@ from typing import Any
 import pandas as pd
 
 from labhelpers.formats import NOT_AVAILABLE, mib, ms
+from labhelpers.limits import limits_of
+from labhelpers.noise import describe_difference, differences_from_best
 from labhelpers.records import Trial
 from labhelpers.verdicts import median, spread
 
 SWEEP_COLUMNS = (
     "batch_size", "images_per_s", "spread", "share_of_best", "epoch_s", "step_ms",
     "event_step_ms", "feed_wait", "allocated_mib", "reserved_mib", "steps", "last_batch",
-    "updates", "final_loss", "repeats", "flags",
+    "updates", "final_loss", "repeats", "flags", "limited_by", "against_best",
 )  # fmt: skip
 
 
@@ -43,18 +45,31 @@ def median_peaks(trials: Iterable[Trial]) -> dict[int, float]:
     return {size: peak for size, peak in medians.items() if peak is not None}
 
 
-def sweep_table(trials: Iterable[Trial]) -> pd.DataFrame:
-    """Return one row per batch size: medians over the repeats, spread and flags.
+def sweep_table(trials: Iterable[Trial], profiled: Iterable[Trial] = ()) -> pd.DataFrame:
+    """Return one row per batch size: medians over the repeats, spread, flags, what limits it.
 
     `step_ms` is epoch seconds / steps, as the article prints it; `event_step_ms` is the
     median of the device's own step times: another quantity (it leaves the loader's pauses
-    and the last short step out).
+    and the last short step out). `profiled` are the sweep's trials of kind `limits`;
+    `against_best` is known from six repeats on.
     """
     trials = list(trials)
-    rates = median_rates(trials)
-    best = max(rates.values(), default=None)
-    rows = [_row(size, group, best) for size, group in by_batch_size(trials).items()]
+    best = max(median_rates(trials).values(), default=None)
+    limits, standings = limits_of(trials, profiled), standings_of(trials)
+    rows = [
+        _row(size, group, best)
+        | {"limited_by": limits[size].verdict if size in limits else None}
+        | {"against_best": standings.get(size)}
+        for size, group in by_batch_size(trials).items()
+    ]
     return pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
+
+
+def standings_of(trials: Iterable[Trial]) -> dict[int, str]:
+    """Say for each batch size whether it differs from the fastest beyond noise and a margin."""
+    rates = {size: [t.images_per_s for t in g] for size, g in by_batch_size(trials).items()}
+    found = differences_from_best(rates)
+    return {size: describe_difference(difference) for size, difference in found.items()}
 
 
 def _row(size: int, group: Sequence[Trial], best: float | None) -> dict[str, Any]:
@@ -118,11 +133,13 @@ _SHOWN = {
     "allocated_mib": ("allocated MiB", "{:,.1f}"), "reserved_mib": ("reserved MiB", "{:,.0f}"),
     "steps": ("steps", "{:,.0f}"), "last_batch": ("last batch", "{:,.0f}"),
     "updates": ("updates/epoch", "{:,.0f}"), "final_loss": ("final loss", "{:.3f}"),
+    "limited_by": ("limited by", "{}"), "against_best": ("against the best", "{}"),
 }  # fmt: skip
+_ONLY_WHERE_KNOWN = ("limited_by", "against_best")
 
 
 SPEED = ("batch_size", "images_per_s", "spread", "share_of_best", "epoch_s", "step_ms",
-         "event_step_ms", "feed_wait")  # fmt: skip
+         "event_step_ms", "feed_wait", "limited_by", "against_best")  # fmt: skip
 COST = ("batch_size", "allocated_mib", "reserved_mib", "steps", "last_batch", "updates",
         "final_loss")  # fmt: skip
 
@@ -137,7 +154,7 @@ def readable(table: pd.DataFrame, columns: Iterable[str] = tuple(_SHOWN)) -> pd.
             NOT_AVAILABLE if pd.isna(v) else _SHOWN[name][1].format(v) for v in table[name]
         ]
         for name in columns
-        if name in table
+        if name in table and (name not in _ONLY_WHERE_KNOWN or table[name].notna().any())
     }
     if table["flags"].any():
         shown["flags"] = list(table["flags"])

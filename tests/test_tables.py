@@ -109,7 +109,7 @@ def test_a_readable_table_has_units_and_never_a_zero_for_not_measured():
         "batch": "32", "images/s": "200", "spread": "n/a", "of best": "100.0%",
         "epoch s": "0.500", "step ms": "125.00", "event ms": "200.00", "waiting for feed": "50%",
         "allocated MiB": "2.0", "reserved MiB": "n/a", "steps": "4", "last batch": "4",
-        "updates/epoch": "1", "final loss": "2.300", "flags": "",
+        "updates/epoch": "1", "final loss": "2.300", "limited by": "undecided", "flags": "",
     }  # fmt: skip
     assert dict(text.iloc[1]) == dict.fromkeys(text.columns, "n/a") | {
         "batch": "4,096", "flags": "oom",
