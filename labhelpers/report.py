@@ -7,6 +7,7 @@ gets its own name only if all did.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,10 @@ def _execute(
         if "Kernel died" not in str(error):
             raise
         return EXIT_KERNEL_DIED, _first_line(error)
+    except (KeyboardInterrupt, SystemExit):
+        # What was under way in the kernel ends too; asyncio would print that error at length.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        raise
     return EXIT_DONE, ""
 
 
