@@ -25,8 +25,9 @@ test: $(READY) lint types  ## Run every test
 data: $(READY)  ## Fetch and verify FashionMNIST
 	$(BIN)/labhelpers data
 
-lab: $(READY)  ## Open the report in JupyterLab
-	$(BIN)/jupyter lab notebooks/00_report.ipynb
+lab: $(READY)  ## Open the report in JupyterLab, on loopback and with its token
+	-$(BIN)/labhelpers data
+	$(BIN)/jupyter lab --ip 127.0.0.1 notebooks/00_report.ipynb
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from labhelpers.formats import show_seconds
 from labhelpers.forms import FEED, PRECISION, Field, device_field
 from labhelpers.inputs import InputError
 from labhelpers.panel import Measurement, Source
-from labhelpers.planning import due
+from labhelpers.planning import due, estimate_s, plan, resolved
 from labhelpers.plots import memory, sheet, throughput
 from labhelpers.probe import probe_trials_of, run_probe, why_it_stopped
 from labhelpers.probe import resolved as filled_probe
@@ -24,7 +24,7 @@ from labhelpers.probe_plots import own_memory, probe_sheet, speed
 from labhelpers.records import ProbeSpec, SweepSpec, Trial
 from labhelpers.references import curve_of, reference_curves, reference_runs
 from labhelpers.store import RunDirectory, find_runs, open_run
-from labhelpers.sweep import estimate_s, matching, plan, resolved, run_sweep, trials_of
+from labhelpers.sweep import matching, run_sweep, trials_of
 from labhelpers.sweep_checks import check_request
 from labhelpers.tables import SPEED, median_rates, readable, sweep_table
 
@@ -70,6 +70,7 @@ def sweep_estimate(spec: SweepSpec, sources: Sequence[Source]) -> str:
     """Say how many trials a filled request has, and how long they take."""
     planned = plan(spec)
     trials = f"{len(planned)} trials" if len(planned) != 1 else "1 trial"
+    trials = f"at least {trials}" if spec.repeats == "auto" else trials
     kind = spec.device.partition(":")[0]
     for whose, known in sources:
         same = [t for t in matching(known, spec) if t.device.partition(":")[0] == kind]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -122,11 +123,12 @@ def _draw(plot: Plot, curves: Sequence[Curve], axes: Axes) -> None:
 def _rate_axis(axes: Axes) -> Axes:
     """Start images/s at 0; where machines differ too much to compare shapes, use a log axis."""
     axes.set_ylabel("images/s (median)")
-    lines = [line.get_ydata() for line in axes.get_lines() if len(line.get_ydata())]
-    peaks = [max(line) for line in lines]
+    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
+    lines = [values for values in drawn if len(values)]
+    peaks = [float(max(values)) for values in lines]
     if peaks and max(peaks) > FAR_APART * min(peaks):
         axes.set_yscale("log", base=2)
-        axes.set_ylim(min(min(line) for line in lines) / 1.5, 1.5 * max(peaks))
+        axes.set_ylim(min(float(min(values)) for values in lines) / 1.5, 1.5 * max(peaks))
     else:
         axes.set_yscale("linear")
         axes.set_ylim(0, 1.08 * max(peaks, default=1))
@@ -167,8 +169,9 @@ def _reference_color(curve: Curve, axes: Axes) -> str:
     article, *others = _REFERENCES
     if "(article)" in curve.label:
         return article
-    drawn = [line for line in axes.get_lines() if line.get_linestyle() == "--"]
-    return others[sum(line.get_color() != article for line in drawn) % len(others)]
+    dashed = [line for line in axes.get_lines() if line.get_linestyle() == "--"]
+    drawn = [line for line in dashed if line.get_color() != article]
+    return others[len(drawn) % len(others)]
 
 
 def log_axis(axes: Axes, label: str) -> Axes:

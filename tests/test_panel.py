@@ -10,9 +10,9 @@ import pytest
 
 from labhelpers import measurements, sessions
 from labhelpers.inputs import InputError
-from labhelpers.measurements import SWEEP
+from labhelpers.measurements import PROBE, SWEEP
 from labhelpers.panel import Measurement, Panel, messages, share_done, status
-from labhelpers.records import SweepSpec, Trial
+from labhelpers.records import ProbeSpec, SweepSpec, Trial
 from labhelpers.sessions import Session
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import Planned, Progress, run_sweep
@@ -182,6 +182,10 @@ def test_the_estimate(panel: Panel):
     assert "known after" in panel.estimate(TEXTS | {"device": "cuda:0"}, "cpu")
 
 
+def test_automatic_repeats_are_estimated_from_below(panel: Panel):
+    assert panel.estimate(TEXTS | {"repeats": "auto"}, "cpu").startswith("at least 12 trials")
+
+
 def test_what_an_estimate_rests_on(run: RunDirectory):
     earlier = RunDirectory.create(run.path.parent / "earlier")
     with earlier.writing():
@@ -202,3 +206,26 @@ def test_the_figure_before_and_after(panel: Panel):
     after = measurements.sweep_figure(panel.run)
     drawn = [len(figure.axes[0].get_lines()) for figure in (before, after)]
     assert drawn[1] == drawn[0] + 1
+
+
+# The probe's panel
+
+
+def test_the_probes_panel(run: RunDirectory):
+    panel = Panel(PROBE, ProbeSpec(), run)
+    texts = panel.texts("cpu")
+    assert (texts["probe_sizes"], texts["time_budget_s"]) == ("128, 256, 512, 1024, 2048", "300")
+    assert panel.reasons(texts) == {}
+    assert panel.estimate(texts, "cpu").startswith("up to 6 trials")
+    assert set(panel.reasons(texts | {"device": "tpu", "steps": "0"})) == {"steps"}
+    assert panel.reasons(texts | {"device": "tpu"})["device"].startswith("got 'tpu'")
+    assert (panel.can_resume, len(measurements.probe_rows(run))) == (False, 0)
+    with run.writing():
+        run.note_environment("here", {"system": "Linux", "memory_total_bytes": 2**33})
+        run.note_spec("probe", ProbeSpec(probe_sizes=(8, 16), device="cpu"))
+        run.append(
+            Trial(kind="probe", batch_size=8, feed="synthetic", images=8, steps=1, epoch_s=0.1)
+        )
+    assert panel.can_resume
+    assert len(measurements.probe_rows(run)) == 1
+    assert measurements.probe_figure(run).axes
