@@ -77,10 +77,11 @@ class _Watch:
     def note(self, action: str) -> None:
         """Read the memory now, and keep it under what was just done."""
         now = self._read()
-        held_bytes = self._used(now) - self._used(self._start)
+        cached_now, cached_before = _cached_bytes(now), _cached_bytes(self._start)
         cached_bytes = None
-        if now.reserved_bytes is not None and now.allocated_bytes is not None:
-            cached_bytes = now.reserved_bytes - now.allocated_bytes
+        if cached_now is not None and cached_before is not None:
+            cached_bytes = cached_now - cached_before
+        held_bytes = self._used(now) - self._used(self._start)
         self._moments.append(Moment(action, held_bytes, cached_bytes))
 
     def result(self) -> Demonstration:
@@ -173,6 +174,13 @@ def demonstrate_all(device: str, block_bytes: int = BLOCK_BYTES) -> list[Demonst
     )  # fmt: skip
     found = [demonstrate(device, block_bytes) for demonstrate in every]
     return [demonstration for demonstration in found if demonstration is not None]
+
+
+def _cached_bytes(memory: Memory) -> int | None:
+    """Return what CUDA's allocator holds beyond live tensors; None on the CPU."""
+    if memory.reserved_bytes is None or memory.allocated_bytes is None:
+        return None
+    return memory.reserved_bytes - memory.allocated_bytes
 
 
 def _step_that_fails(watch: _Watch) -> None:
