@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from labhelpers import cliffs, probe_narrative
+from labhelpers import cliffs, oom_narrative, probe_narrative
 from labhelpers.notebooks import say, show_figure, show_table
+from labhelpers.oom_check import check_oom_message
 from labhelpers.probe import probe_trials_of, why_it_stopped
 from labhelpers.probe_curves import ProbeCurve, article_probe, h200_probe, probe_of
 from labhelpers.probe_plots import card_share, probe_sheet, speed
@@ -82,6 +83,27 @@ def past_the_card(run: RunDirectory) -> list[Piece]:
         stop = why_it_stopped(probe_trials_of(source))
         pieces += [cliffs.cliff(own), probe_narrative.stopped(stop, own)]
         pieces.append(probe_narrative.safe_batch(own))
+    return pieces
+
+
+def out_of_memory(run: RunDirectory) -> list[Piece]:
+    """Tell the controlled error: what fitted, what failed, what the message said, recovery."""
+    source = source_of(run, "cap")
+    pieces: list[Piece] = [origin(run, source, "03_oom_recovery")]
+    if source is None:
+        table = oom_narrative.article_cap_table()
+        return [*pieces, TablePiece(table, "Growing batches under a cap: RTX 5070 Ti (article)")]
+    trials = source.trials("cap")
+    device = source.environment().get("device_name", "unknown device")
+    pieces.append(
+        TablePiece(oom_narrative.cap_table(trials), f"Growing batches under a cap: {device}")
+    )
+    pieces += [oom_narrative.cap_answer(trials), oom_narrative.recovery_answer(trials)]
+    told = oom_narrative.message_of(trials)
+    if told is not None:
+        message, observed, platform = told
+        disagreements = check_oom_message(message, observed)
+        pieces.append(oom_narrative.message_answer(message, disagreements, platform))
     return pieces
 
 

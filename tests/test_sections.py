@@ -6,7 +6,14 @@ import pytest
 
 from labhelpers import references, sections
 from labhelpers.records import ProbeSpec, Trial
-from labhelpers.sections import FigurePiece, TablePiece, origin, past_the_card, source_of
+from labhelpers.sections import (
+    FigurePiece,
+    TablePiece,
+    origin,
+    out_of_memory,
+    past_the_card,
+    source_of,
+)
 from labhelpers.store import RunDirectory
 
 NOTEBOOK = "02_wsl2_oversubscription"
@@ -100,3 +107,37 @@ def test_a_section_is_shown_piece_by_piece(
     figure = past_the_card(run_in(tmp_path / "own"))[1]
     sections.show_section(["words", TablePiece(pd.DataFrame({"a": [1]}), "a table"), figure])
     assert shown == ["say", "show_table", "show_figure"]
+
+
+# Out of memory
+
+
+def cap_trial(size: int, **facts: object) -> Trial:
+    return Trial(
+        kind="cap", batch_size=size, device="cpu", images=size, steps=1, epoch_s=1.0,
+        cap_bytes=2**27, peak_allocated_bytes=size * 2**10, environment_id="here",
+    ).model_copy(update=facts)  # fmt: skip
+
+
+def test_the_controlled_error_is_told_with_its_message_and_recovery(tmp_path: Path):
+    text = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 38535168 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    failed = cap_trial(768, outcome="oom", error_text=text, epoch_s=None,
+                       oom={"requested_bytes": 38535168})  # fmt: skip
+    own = run_in(tmp_path / "own", cap_trial(512), failed)
+    pieces = out_of_memory(own)
+    words = words_of(pieces)
+    assert "batch **512** trained and batch **768** ran out of memory" in words
+    assert "36.8 MiB" in words
+    tables = [piece for piece in pieces if isinstance(piece, TablePiece)]
+    assert len(tables[0].frame) == 2
+
+
+def test_without_a_controlled_error_the_articles_series_stands_there(tmp_path: Path):
+    pieces = out_of_memory(run_in(tmp_path / "own"))
+    assert "](03_oom_recovery.ipynb) measures it" in words_of(pieces)
+    (table,) = [piece for piece in pieces if isinstance(piece, TablePiece)]
+    assert "(article)" in table.caption
+    assert list(table.frame["batch"]) == ["8,192", "16,384", "24,576"]
