@@ -72,6 +72,8 @@ STEPS: dict[str, Callable[[Path, Path], int]] = {
     "harness_tax": benchmark("harness_tax"),
     "notebook_01": notebook("01"),
     "memory": memory,
+    "notebook_02": notebook("02"),
+    "notebook_03": notebook("03"),
     "notebook_00": notebook("00"),
 }
 
