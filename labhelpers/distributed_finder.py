@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from labhelpers.oom import attempt
 from labhelpers.records import FinderSpec
 from labhelpers.search import NothingFits, ProbeResult, SearchResult
 from labhelpers.training import set_precision
-from labhelpers.workloads import Workload
+from labhelpers.workloads import Batch, Workload
 
 LARGEST = 2**22
 
@@ -85,11 +86,45 @@ def find_together(
         maximum="dataset" if _data_set_ends_it(spec, team) else "maximum", **choices,
     )  # fmt: skip
     size = with_headroom(found, spec.headroom, probe, team, limit, choices)
-    batch = workload.make_batch(size, capture.device)
-    seconds = time_updates(step, batch, capture, team, steps=spec.num_iterations, sync=True)
-    slowest = max(team.gather(sum(seconds) / len(seconds)))
+    smaller = [probe.batch_size for probe in found.successes if probe.batch_size < size]
+    proven, update_s = prove([size, *reversed(smaller)], step, workload, capture, team, spec)
     limits = tuple(team.gather(limit))
-    return SharedSize(size, found.largest, team.world_size, found, spec.headroom, limits, slowest)
+    return SharedSize(
+        proven, found.largest, team.world_size, found, spec.headroom, limits, update_s
+    )
+
+
+def prove(
+    sizes: Sequence[int], step: SharedStep, workload: Workload, capture: Capture, team: Team,
+    spec: FinderSpec,
+) -> tuple[int, float]:  # fmt: skip
+    """Train together at the first size that all ranks can; return it, and seconds per update.
+
+    At the last byte a size may run once and not again. So each rank first runs it alone once
+    more, on the batch that it then keeps; only if all can do they depend on each other.
+
+    Raises:
+        NothingFits: none of the sizes runs any more.
+    """
+    for size in sizes:
+        ready = team.settle(_ready, step, workload, size, capture, spec.num_iterations)
+        if ready.outcome == "ok":
+            seconds = time_updates(
+                step, ready.value, capture, team, steps=spec.num_iterations, sync=True
+            )
+            return size, max(team.gather(sum(seconds) / len(seconds)))
+    raise NothingFits(f"no size ran again: {', '.join(map(str, sizes))}; free memory", ())
+
+
+def _ready(
+    step: SharedStep, workload: Workload, size: int, capture: Capture, iterations: int
+) -> Batch:
+    capture.empty_cache()
+    batch = workload.make_batch(size, capture.device)
+    for _ in range(iterations):
+        step.rehearse(*batch)
+    capture.synchronize()
+    return batch
 
 
 def with_headroom(

@@ -95,11 +95,15 @@ def _measured(spec: DistributedSpec, task: Task, team: Team, capture: Capture) -
         return failure_facts(rehearsed)
     # The ranks' random numbers differ from here on, as dropout's should.
     torch.manual_seed(spec.seed + team.rank)
-    batch = workload.make_batch(task.batch_size, capture.device)
-    time_updates(step, batch, capture, team, steps=0, sync=True)
+    # No name for this batch: it would count in the epoch's peak.
+    time_updates(
+        step, workload.make_batch(task.batch_size, capture.device), capture, team,
+        steps=0, sync=True,
+    )  # fmt: skip
     facts = _timed(spec, step, shared, capture, team)
     facts["first_step_peak_bytes"] = rehearsed.value
     if team.group is not None:
+        batch = workload.make_batch(task.batch_size, capture.device)
         facts["details"] = _compared(spec, step, batch, capture, team)
     return facts
 

@@ -344,11 +344,12 @@ def find_with_a_cap_on_one_rank(team: Team) -> dict[str, Any]:
 
     workload = Workload("wide", model, image_batches((wide,), 2))
     budget = (2**28, 2**26)[team.rank]
-    spec = ask(FinderSpec, {"num_iterations": 2, "headroom": 0, "max_batch_size": 4096})
+    spec = ask(FinderSpec, {"num_iterations": 2, "headroom": 0.1, "max_batch_size": 4096})
     with memory_cap(budget_bytes=budget) if team.rank == 1 else nullcontext():
         found = find_together(workload, team, spec, limit_bytes=budget)
     return {
-        "size": found.batch_size, "ran": [p.batch_size for p in found.search.successes],
+        "size": found.batch_size, "largest": found.largest, "update_s": found.update_s,
+        "ran": [p.batch_size for p in found.search.successes],
         "limiting": found.limiting_ranks, "limits": found.limits_bytes,
         "outcomes": [[a.outcome for a in ranks_of(p)] for p in found.search.probes],
     }  # fmt: skip
