@@ -159,7 +159,7 @@ def test_a_results_file_that_is_not_ours_or_is_newer_is_bad_input(call, command)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-p", "batch_size=3"], "unknown parameter 'batch_size': did you mean 'batch_sizes'?"),
+        (["-p", "batch_sizs=3"], "unknown parameter 'batch_sizs': did you mean 'batch_sizes'?"),
         (["-p", "repeats"], "--parameter: got 'repeats'; must be NAME=VALUE"),
         (["--notebooks", "77"], "notebooks: there is no '77'; there are 00_report, 01_batch_sweep"),
         (["--figure", "figure.pdf"], "--figure: got 'figure.pdf'; must be the name of a .png file"),

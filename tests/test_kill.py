@@ -103,7 +103,7 @@ def test_a_real_sweep_that_is_killed_resumes_to_the_same_set(tmp_path, data_repo
         labhelpers("sweep", *options, "--output", str(path)), stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 60
-    while len(kept(path)) < finished or not path.exists():
+    while len(kept(path)) < finished or not (path / "run.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     kill_family(process)
