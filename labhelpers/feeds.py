@@ -73,7 +73,7 @@ def make_feed(
         data = _dataset(data_dir, images, synthetic)
         return _loader(data, batch_size, seed, device, count)
     if name in ("host", "resident"):
-        pixels, labels = _tensors(data_dir, images, synthetic)
+        pixels, labels = image_tensors(data_dir, images, synthetic)
         where = device if name == "resident" else torch.device("cpu")
         return TensorFeed(pixels.to(where), labels.to(where), batch_size, seed, device, order)
     raise InputError(f"feed: got {name!r}; must be 'article', 'workers', 'host' or 'resident'")
@@ -140,7 +140,11 @@ def _dataset(data_dir: str, images: int, synthetic: bool) -> Dataset[Pair]:
 
 
 @functools.lru_cache(maxsize=2)
-def _tensors(data_dir: str, images: int, synthetic: bool) -> Pair:
+def image_tensors(data_dir: str, images: int, synthetic: bool) -> Pair:
+    """Return the first training images, (M, 28, 28) uint8, and their labels, (M,) int64.
+
+    They are shared between calls: read only. InputError: the data set has fewer images.
+    """
     pixels, labels = load_arrays(data_dir, synthetic=synthetic)
     _check_count(images, len(labels))
     return torch.tensor(pixels[:images]), torch.tensor(labels[:images], dtype=torch.int64)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from labhelpers.capture import Capture
 from labhelpers.inputs import InputError
@@ -62,10 +62,13 @@ def read_precision() -> dict[str, str]:
 
 
 def make_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss_function: Loss, precision: str,
-    device: torch.device,
+    model: Callable[..., Any], optimizer: torch.optim.Optimizer, loss_function: Loss,
+    precision: str, device: torch.device, scaler: torch.amp.GradScaler | None = None,
 ) -> Step:  # fmt: skip
-    """Return `step(inputs, targets) -> loss`: forward, backward and one optimizer update."""
+    """Return `step(inputs, targets) -> loss`: forward, backward and one optimizer update.
+
+    `scaler` scales the loss of fp16; left out, a new one does.
+    """
 
     def plain_step(inputs: Any, targets: Any) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
@@ -77,7 +80,7 @@ def make_step(
     if precision in ("fp32", "tf32"):
         return plain_step
     kind = torch.bfloat16 if precision == "bf16" else torch.float16
-    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    scaler = scaler or torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def autocast_step(inputs: Any, targets: Any) -> Tensor:
         optimizer.zero_grad(set_to_none=True)

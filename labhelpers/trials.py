@@ -61,7 +61,8 @@ def measure_sweep_trial(
     capture = capture_for(torch.device(asked.device))
     capture.empty_cache()
     gc.freeze()  # searching torch's modules for garbage takes 0.1 s, four times a trial
-    facts = opening_facts("sweep", asked, batch_size, repeat, position)
+    place = (batch_size, repeat, position)
+    facts = opening_facts("sweep", asked, place, feed=asked.feed, precision=asked.precision)
     facts |= surroundings(capture, "before")
     load = CpuLoad()
     facts |= _measure(asked, workload or workload_from(asked.workload), batch_size, capture)
@@ -74,16 +75,20 @@ def measure_sweep_trial(
 
 
 def opening_facts(
-    kind: str, asked: SweepSpec, batch_size: int, repeat: int, position: int
+    kind: str, asked: Spec, place: tuple[int, int, int], *, feed: str, precision: str
 ) -> dict[str, Any]:
-    """Set the precision, and return what is known of a trial before it is measured."""
+    """Set the precision, and return what is known of a trial before it is measured.
+
+    `place` is its batch size, repeat and position in the order.
+    """
+    batch_size, repeat, position = place
     return {
         "kind": kind, "workload": asked.workload, "batch_size": batch_size, "repeat": repeat,
-        "position": position, "feed": asked.feed, "precision": asked.precision,
+        "position": position, "feed": feed, "precision": precision,
         "device": asked.device, "synthetic": asked.synthetic,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment_id": environment_id_of(asked.device),
-        "precision_before": set_precision(asked.precision),
+        "precision_before": set_precision(precision),
     }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def workload_from(
     )
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """Call a model with a tensor, a tuple (positional) or a mapping (by keyword)."""
     if isinstance(inputs, Tensor):
         return model(inputs)
