@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 OLD_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"  # still read, and before the other
+_SPEC_NAME = "remedy "
 _FIXED = (
     "input_shape", "classes", "micro_batches", "steps", "seed", "learning_rate", "device",
 )  # fmt: skip
@@ -160,13 +161,23 @@ def trials_of(run: RunDirectory, spec: RemedySpec) -> list[Trial]:
     return [t for t in run.trials("remedy") if (t.workload, _whole_batch(t)) == wanted]
 
 
+def measured_in(run: RunDirectory) -> Remedied | None:
+    """Return the remedies of a run's last request; None if it holds none."""
+    asked = [spec for name, spec in run.info.specs.items() if name.startswith(_SPEC_NAME)]
+    if not asked:
+        return None
+    spec = RemedySpec(**asked[-1])
+    trials = trials_of(run, spec)
+    return Remedied(tuple(trials), {}, spec) if trials else None
+
+
 def _whole_batch(trial: Trial) -> int:
     """Return the batch that was asked for: an evaluation takes a part of it."""
     return int((trial.details or {}).get("whole_batch", trial.batch_size))
 
 
 def _spec_name(spec: RemedySpec) -> str:
-    return f"remedy {spec.workload}"
+    return f"{_SPEC_NAME}{spec.workload}"
 
 
 def _check_same_request(run: RunDirectory, spec: RemedySpec) -> None:

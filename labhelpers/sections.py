@@ -1,75 +1,40 @@
-"""The report's sections that other notebooks measured: own results, or committed ones instead."""
+"""The report's sections that other notebooks measured, made of results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import pandas as pd
-from matplotlib.figure import Figure
-
-from labhelpers import cliffs, oom_narrative, probe_narrative
-from labhelpers.notebooks import say, show_figure, show_table
+from labhelpers import cliffs, ladder_views, oom_narrative, probe_narrative, remedy_narrative
+from labhelpers.ladder import ceilings_of, ladder_trials_of
+from labhelpers.ladder_table import ladder_rows
+from labhelpers.limit_views import limit_advice, limit_figure, limits_in
 from labhelpers.oom_check import check_oom_message
+from labhelpers.pieces import FigurePiece, Piece, TablePiece, device_of, origin, source_of
 from labhelpers.probe import probe_trials_of, why_it_stopped
 from labhelpers.probe_curves import ProbeCurve, article_probe, h200_probe, probe_of
 from labhelpers.probe_plots import card_share, probe_sheet, speed
-from labhelpers.references import is_committed, reference_runs
+from labhelpers.references import is_committed
+from labhelpers.remedies import measured_in
 from labhelpers.store import RunDirectory
 
 
-@dataclass(frozen=True)
-class TablePiece:
-    """A table of a section, with its caption."""
-
-    frame: pd.DataFrame
-    caption: str
-
-
-@dataclass(frozen=True)
-class FigurePiece:
-    """A figure of a section, with its alternative text."""
-
-    figure: Figure
-    alt: str
-
-
-Piece = str | TablePiece | FigurePiece
-"""What a section shows: Markdown, a table or a figure."""
-
-
-def show_section(pieces: Sequence[Piece]) -> None:
-    """Show a section in a notebook."""
-    for piece in pieces:
-        if isinstance(piece, str):
-            say(piece)
-        elif isinstance(piece, TablePiece):
-            show_table(piece.frame, piece.caption)
-        else:
-            show_figure(piece.figure, piece.alt)
-
-
-def source_of(run: RunDirectory, kind: str) -> RunDirectory | None:
-    """Return the run to take a section from: this one, else a committed one; None if none has it.
-
-    `kind` is that of its trials; at least one must have been measured.
-    """
-    candidates = [run, *reference_runs().values()]
-    return next((each for each in candidates if _has(each, kind)), None)
-
-
-def origin(run: RunDirectory, source: RunDirectory | None, notebook: str) -> str:
-    """Say whether a section was measured in this run, and link the notebook that measures it."""
-    link = f"[Notebook {notebook.partition('_')[0]}]({notebook}.ipynb)"
-    if source is None:
-        return f"*Not run here, nor in a committed run. {link} measures it.*"
-    device = source.environment().get("device_name", source.path.name)
-    if not is_committed(source):
-        return f"*Measured in this run, on {device}. {link} has the details.*"
-    whose = f"these are the committed results of the {device}. {link} measures yours.*"
-    if source.path.resolve() == run.path.resolve():
-        return f"*As above, {whose}"
-    return f"*Not run here: {whose}"
+def the_plateau(run: RunDirectory) -> list[Piece]:
+    """Tell what limits each batch size of the sweep, and how far a ladder of changes goes."""
+    verdicts = limits_in(run)
+    title = f"Where the epoch goes: {device_of(run)}"
+    pieces: list[Piece] = []
+    if verdicts:
+        alt = f"Shares of the epoch for each batch size on {device_of(run)}, stacked"
+        pieces.append(FigurePiece(limit_figure(verdicts, title), alt))
+    pieces.append(limit_advice(verdicts))
+    source = source_of(run, "ladder")
+    pieces.append(origin(run, source, "05_why_the_plateau"))
+    if source is not None:
+        rows = ladder_rows(ladder_trials_of(source), ceilings_of(source))
+        figure = ladder_views.ladder_figure(rows, f"One change at a time: {device_of(source)}")
+        pieces.append(FigurePiece(figure, "Images per second of each rung, by batch size, as bars"))
+        pieces += [ladder_views.summit(rows), ladder_views.made_slower(rows)]
+    return pieces
 
 
 def past_the_card(run: RunDirectory) -> list[Piece]:
@@ -94,10 +59,8 @@ def out_of_memory(run: RunDirectory) -> list[Piece]:
         table = oom_narrative.article_cap_table()
         return [*pieces, TablePiece(table, "Growing batches under a cap: RTX 5070 Ti (article)")]
     trials = source.trials("cap")
-    device = source.environment().get("device_name", "unknown device")
-    pieces.append(
-        TablePiece(oom_narrative.cap_table(trials), f"Growing batches under a cap: {device}")
-    )
+    caption = f"Growing batches under a cap: {device_of(source)}"
+    pieces.append(TablePiece(oom_narrative.cap_table(trials), caption))
     pieces += [oom_narrative.cap_answer(trials), oom_narrative.recovery_answer(trials)]
     told = oom_narrative.message_of(trials)
     if told is not None:
@@ -107,6 +70,19 @@ def out_of_memory(run: RunDirectory) -> list[Piece]:
     return pieces
 
 
+def remedies_and_accumulation(run: RunDirectory) -> list[Piece]:
+    """Tell what each remedy saves, costs and changes, accumulation among them."""
+    source = source_of(run, "remedy")
+    pieces: list[Piece] = [origin(run, source, "03_oom_recovery")]
+    found = measured_in(source) if source is not None else None
+    if found is not None:
+        model = found.spec.workload.rpartition(":")[2]
+        caption = f"Remedies for {model}, batch {found.spec.batch_size:,}, against plain FP32"
+        pieces.append(TablePiece(remedy_narrative.remedy_table(found), caption))
+        pieces += [remedy_narrative.remedy_answer(found), remedy_narrative.rounding_answer(found)]
+    return [piece for piece in pieces if piece != ""]
+
+
 def _cliff_figure(own: ProbeCurve | None, recorded: Sequence[ProbeCurve]) -> FigurePiece:
     curves = [*([own] if own is not None else []), *recorded]
     names = ", ".join(curve.label for curve in curves)
@@ -114,7 +90,3 @@ def _cliff_figure(own: ProbeCurve | None, recorded: Sequence[ProbeCurve]) -> Fig
         probe_sheet("Past the card", [speed, card_share], curves),
         f"Images per second and the share of the card reserved, against batch size: {names}",
     )
-
-
-def _has(run: RunDirectory, kind: str) -> bool:
-    return any(trial.outcome == "ok" for trial in run.trials(kind))

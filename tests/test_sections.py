@@ -4,16 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from labhelpers import references, sections
+from labhelpers import pieces as pieces_module
+from labhelpers import references
+from labhelpers.pieces import FigurePiece, Piece, TablePiece, origin, show_section, source_of
 from labhelpers.records import ProbeSpec, Trial
-from labhelpers.sections import (
-    FigurePiece,
-    TablePiece,
-    origin,
-    out_of_memory,
-    past_the_card,
-    source_of,
-)
+from labhelpers.sections import out_of_memory, past_the_card
 from labhelpers.store import RunDirectory
 
 NOTEBOOK = "02_wsl2_oversubscription"
@@ -49,7 +44,7 @@ def probe_trial(size: int, images_per_s: float = 1000.0) -> Trial:
     )  # fmt: skip
 
 
-def words_of(pieces: list[sections.Piece]) -> str:
+def words_of(pieces: list[Piece]) -> str:
     return "\n".join(piece for piece in pieces if isinstance(piece, str))
 
 
@@ -103,9 +98,9 @@ def test_a_section_is_shown_piece_by_piece(
 
     shown: list[str] = []
     for name in ("say", "show_table", "show_figure"):
-        monkeypatch.setattr(sections, name, lambda *_, name=name: shown.append(name))
+        monkeypatch.setattr(pieces_module, name, lambda *_, name=name: shown.append(name))
     figure = past_the_card(run_in(tmp_path / "own"))[1]
-    sections.show_section(["words", TablePiece(pd.DataFrame({"a": [1]}), "a table"), figure])
+    show_section(["words", TablePiece(pd.DataFrame({"a": [1]}), "a table"), figure])
     assert shown == ["say", "show_table", "show_figure"]
 
 
