@@ -119,7 +119,9 @@ def changes(baseline: Samples, new: Samples, margin: float) -> dict[int, Change]
 def judged(baseline: Sequence[float], new: Sequence[float], margin: float, noise: float) -> Change:
     """Judge one quantity at one size; `noise` is what `above_best` gives."""
     fewest = min(len(baseline), len(new))
-    allowed = (1 + margin) * math.exp(NOISE_FACTOR * noise * math.sqrt(3 / fewest))
+    # Figures that are hundreds of orders apart are no measurements, but no reason to crash.
+    forgiven = min(NOISE_FACTOR * noise * math.sqrt(3 / fewest), 700.0)
+    allowed = (1 + margin) * math.exp(forgiven)
     before, now = statistics.median(baseline), statistics.median(new)
     best_ratio = min(new) / min(baseline)
     worse = best_ratio > allowed and now / before > 1 + margin

@@ -82,7 +82,12 @@ def decoded(data: bytes, file: Path) -> str:
 def parse_json(text: str, where: object) -> Any:
     """Parse strict JSON; InputError names the place for duplicate keys, NaN and broken text."""
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse_constant)
+        value = json.loads(
+            text, object_pairs_hook=_once, parse_constant=_refuse_constant, parse_int=_integer
+        )
+        if "\\ud" in text.lower():  # half of a pair is no character: it could not be written again
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not valid JSON: {str(error).splitlines()[0]}") from None
 
@@ -103,6 +108,13 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {key!r} stands twice")
         result[key] = value
     return result
+
+
+def _integer(digits: str) -> int:
+    number = int(digits)
+    if abs(number) >= 2**64:
+        raise ValueError("an integer of more than 64 bits is not allowed")
+    return number
 
 
 def _refuse_constant(name: str) -> Any:

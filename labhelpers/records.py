@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from labhelpers.inputs import InputError, shown
 from labhelpers.specs import (
@@ -146,6 +146,14 @@ class RunInfo(Record):
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     timings: dict[str, dict[str, float]] = Field(default_factory=dict)
+
+    @field_validator("environments")
+    @classmethod
+    def _sets_of_facts(cls, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for facts in given.values():
+            if not isinstance(facts.get("packages", {}), dict):
+                raise ValueError("packages must be names with versions")
+        return given
 
     @model_validator(mode="before")
     @classmethod

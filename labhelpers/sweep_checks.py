@@ -61,3 +61,18 @@ def check_same_request(
                 f"{name}: got {given!r}, but {run.path} was measured with {before!r}; use that, "
                 "or a new run directory"
             )
+
+
+def check_trusted(run: RunDirectory, workload: str | None) -> None:
+    """Refuse to run code that only a results file names; `workload` is what a person names.
+
+    Raises:
+        InputError: the run measures a workload of its own, and another one or none is named.
+    """
+    for name in ("sweep", "ddp"):
+        named = run.info.specs.get(name, {}).get("workload", FASHION)
+        if named not in (FASHION, workload):
+            raise InputError(
+                f"this run measures code of its own, {named}; if you trust it: labhelpers resume "
+                f"{run.path} --workload {named}"
+            )

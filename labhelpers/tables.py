@@ -113,7 +113,8 @@ def flags(group: Iterable[Trial]) -> list[str]:
             found[trial.outcome] = None
         if trial.other_processes:
             found["other process on the device"] = None
-        if ((trial.details or {}).get("cpu_of_others") or 0) > BUSY_SHARE:
+        others = (trial.details or {}).get("cpu_of_others")
+        if isinstance(others, float) and others > BUSY_SHARE:
             found["others used the CPU"] = None
         if trial.alloc_retries:
             found["allocator retries"] = None

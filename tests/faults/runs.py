@@ -18,9 +18,10 @@ from labhelpers.store import RUN_FILE, TRIALS_FILE, open_run
 COMMAND = Path(__file__).with_name("command.py")
 SIZES, REPEATS = (4, 8, 16, 32, 64), 2
 PLANNED = {(size, repeat) for size in SIZES for repeat in range(REPEATS)}
+OWN = ["--workload", "mine:workload"]
 SWEEP = [
     "sweep", "--batch-sizes", ",".join(map(str, SIZES)), "--repeats", str(REPEATS),
-    "--workload", "mine:workload", "--device", "cpu",
+    *OWN, "--device", "cpu",
 ]  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def check_whole(path: Path, planned: set[tuple[int, int]] = PLANNED) -> list[Tri
 
 def resume(path: Path, before: list[Trial], **environment: object) -> list[Trial]:
     """Resume a run: what was finished stays as it was, and the set becomes whole."""
-    code, errors = call("resume", path, **environment)
+    code, errors = call("resume", path, *OWN, **environment)
     assert code in (0, 1), errors
     trials = check_whole(path)
     assert trials[: len(before)] == before

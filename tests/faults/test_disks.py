@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import PLANNED, SWEEP, call, check_whole, kept, resume
+from runs import OWN, PLANNED, SWEEP, call, check_whole, kept, resume
 from tally import count
 
 from labhelpers.store import TRIALS_FILE
@@ -43,7 +43,7 @@ def test_a_disk_that_is_filled_during_a_trial(tmp_path, small_disk):
     )  # fmt: skip
     check_cut_short(path, code, errors, "No space left on device")
     before = kept(path)
-    code, errors = call("resume", path)  # the disk is still full
+    code, errors = call("resume", path, *OWN)  # the disk is still full
     assert code == 1
     assert "No space left on device" in errors
     assert kept(path) == before
@@ -72,7 +72,7 @@ def test_results_that_cannot_be_written_say_so_and_are_read_all_the_same(tmp_pat
     assert len(before) == len(PLANNED) - 1
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     refused = "Read-only file system; choose a directory that can be written"
-    code, errors = call("resume", path)
+    code, errors = call("resume", path, *OWN)
     assert (code, errors) == (2, f"labhelpers: cannot write results to {path}: {refused}\n")
     code, errors = call(*SWEEP, "--output", small_disk / "other")
     assert (code, errors) == (

@@ -13,6 +13,7 @@ from pathlib import Path
 import measures
 import pytest
 from runs import (
+    OWN,
     PLANNED,
     REPEATS,
     SIZES,
@@ -135,7 +136,7 @@ def test_of_two_that_continue_one_run_one_is_refused(tmp_path):
     path = tmp_path / "run"
     first = start(*SWEEP, "--output", path, LABHELPERS_TEST_SLEEP_S=2)
     wait_until(lambda: kept(path))
-    code, errors = call("resume", path)
+    code, errors = call("resume", path, *OWN)
     assert (code, errors) == (2, (
         f"labhelpers: {path} is in use by another run; wait for it to end or choose another "
         "directory\n"

@@ -12,6 +12,7 @@ import nbformat
 import psutil
 import pytest
 from runs import (
+    OWN,
     REPEATS,
     SIZES,
     SWEEP,
@@ -43,7 +44,9 @@ def spec() -> SweepSpec:
 def test_main_process(tmp_path, seed):
     chance, path, before = random.Random(seed), tmp_path / "run", []
     for _ in range(3):
-        command = ["resume", path] if (path / RUN_FILE).exists() else [*SWEEP, "--output", path]
+        command = (
+            ["resume", path, *OWN] if (path / RUN_FILE).exists() else [*SWEEP, "--output", path]
+        )
         process = start(*command, LABHELPERS_TEST_SLEEP_S=0.15)
         wait_until(
             lambda process=process: len(members(process.pid)) > 1 or process.poll() is not None
