@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labhelpers import cliffs, ladder_views, oom_narrative, probe_narrative, remedy_narrative
+from labhelpers.distributed_narrative import narrations, run_to_show
+from labhelpers.distributed_plots import scaling_figure
+from labhelpers.distributed_tables import scaling_of
 from labhelpers.ladder import ceilings_of, ladder_trials_of
 from labhelpers.ladder_table import ladder_rows
 from labhelpers.limit_views import limit_advice, limit_figure, limits_in
@@ -81,6 +84,20 @@ def remedies_and_accumulation(run: RunDirectory) -> list[Piece]:
         pieces.append(TablePiece(remedy_narrative.remedy_table(found), caption))
         pieces += [remedy_narrative.remedy_answer(found), remedy_narrative.rounding_answer(found)]
     return [piece for piece in pieces if piece != ""]
+
+
+def several_gpus(run: RunDirectory) -> list[Piece]:
+    """Tell how a job on several GPUs scales, where this run or a committed one holds one."""
+    source = run_to_show(run)
+    if source is None:
+        return [
+            "*Not run here, nor in a committed run. `torchrun --nproc-per-node=N -m labhelpers "
+            "sweep` measures it.*"
+        ]
+    table = scaling_of(source)
+    figure = scaling_figure(table, f"Several at once: {device_of(source)}")
+    alt = "Global images per second, efficiency, the share of all-reduce, and peaks, by batch size"
+    return [*narrations(source), FigurePiece(figure, alt)]
 
 
 def _cliff_figure(own: ProbeCurve | None, recorded: Sequence[ProbeCurve]) -> FigurePiece:

@@ -7,8 +7,14 @@ import pytest
 from labhelpers import pieces as pieces_module
 from labhelpers import references
 from labhelpers.pieces import FigurePiece, Piece, TablePiece, origin, show_section, source_of
-from labhelpers.records import ProbeSpec, Trial
-from labhelpers.sections import out_of_memory, past_the_card
+from labhelpers.records import ProbeSpec, RemedySpec, SweepSpec, Trial
+from labhelpers.sections import (
+    out_of_memory,
+    past_the_card,
+    remedies_and_accumulation,
+    several_gpus,
+    the_plateau,
+)
 from labhelpers.store import RunDirectory
 
 NOTEBOOK = "02_wsl2_oversubscription"
@@ -136,3 +142,74 @@ def test_without_a_controlled_error_the_articles_series_stands_there(tmp_path: P
     (table,) = [piece for piece in pieces if isinstance(piece, TablePiece)]
     assert "(article)" in table.caption
     assert list(table.frame["batch"]) == ["8,192", "16,384", "24,576"]
+
+
+# The plateau
+
+
+def sweep_trial(size: int, waited_s: float) -> Trial:
+    return Trial(
+        kind="sweep", batch_size=size, feed="article", device="cpu", images=100, steps=10,
+        epoch_s=10.0, feed_wait_s=waited_s, environment_id="here",
+    )  # fmt: skip
+
+
+def rung_trial(name: str, epoch_s: float, position: int) -> Trial:
+    return Trial(
+        kind="ladder", variant=name, batch_size=32, feed="article", device="cpu", images=100,
+        steps=10, epoch_s=epoch_s, final_loss=0.5, position=position, environment_id="here",
+    )  # fmt: skip
+
+
+def test_the_plateau_is_told_by_what_limits_each_size(tmp_path: Path):
+    own = run_in(tmp_path / "own", sweep_trial(32, 9.0), sweep_trial(64, 1.0))
+    with own.writing():
+        own.note_spec("sweep", SweepSpec())
+    words = words_of(the_plateau(own))
+    assert "**Batch 32** limited by **feed**" in words
+    assert "**Batch 64** limited by **compute**" in words
+    assert "](05_why_the_plateau.ipynb) measures it" in words
+
+
+def test_a_ladder_adds_its_figure_and_its_summit(tmp_path: Path):
+    rungs = (rung_trial("article", 10.0, 0), rung_trial("resident", 2.0, 1))
+    own = run_in(tmp_path / "own", sweep_trial(32, 9.0), *rungs)
+    pieces = the_plateau(own)
+    assert "**resident** trains 50 images/s, 5.0× the article's loop" in words_of(pieces)
+    assert sum(isinstance(piece, FigurePiece) for piece in pieces) == 2
+
+
+def test_a_run_without_a_sweep_has_no_plateau_to_judge(tmp_path: Path):
+    assert "holds no measured sweep" in words_of(the_plateau(run_in(tmp_path / "own")))
+
+
+# Remedies, several GPUs
+
+
+def test_remedies_are_told_against_the_plain_step(tmp_path: Path):
+    def remedy(name: str, peak: int, epoch_s: float) -> Trial:
+        return Trial(
+            kind="remedy", workload="m:net", variant=name, batch_size=8, device="cpu", images=8,
+            steps=1, epoch_s=epoch_s, peak_allocated_bytes=peak, feed="synthetic",
+            environment_id="here",
+        )  # fmt: skip
+
+    own = run_in(
+        tmp_path / "own", remedy("plain fp32", 1000, 1.0), remedy("accumulation", 500, 2.0)
+    )
+    with own.writing():
+        own.note_spec("remedy m:net", RemedySpec(workload="m:net", batch_size=8))
+    pieces = remedies_and_accumulation(own)
+    assert "**accumulation** takes 50 % of the memory at 0.50× the speed" in words_of(pieces)
+    (table,) = [piece for piece in pieces if isinstance(piece, TablePiece)]
+    assert table.caption == "Remedies for net, batch 8, against plain FP32"
+
+
+def test_remedies_that_nobody_measured(tmp_path: Path):
+    assert "](03_oom_recovery.ipynb) measures it" in words_of(
+        remedies_and_accumulation(run_in(tmp_path / "own"))
+    )
+
+
+def test_several_gpus_that_nobody_measured_name_the_command(tmp_path: Path):
+    assert "torchrun --nproc-per-node" in words_of(several_gpus(run_in(tmp_path / "own")))
