@@ -31,7 +31,8 @@ def make(tmp_path: Path) -> Make:
 
     def write(*sources: str, parameters: str = PARAMETERS, tags: int = 1) -> Path:
         cells = [new_markdown_cell("# A test")]
-        cells += [new_code_cell(parameters, metadata={"tags": ["parameters"]})] * tags
+        tagged = {"tags": ["parameters"]}
+        cells += [new_code_cell(parameters, metadata=tagged) for _ in range(tags)]
         cells += [new_code_cell(source) for source in sources]
         path = tmp_path / "01_test.ipynb"
         kernel = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
