@@ -49,6 +49,10 @@ class Capture(ABC):
     def reset_peak(self) -> None:
         """Begin a new measurement of the peak of memory."""
 
+    def restart_peak(self) -> None:
+        """Begin a new peak above the same start, without giving any memory back."""
+        self.reset_peak()
+
     @abstractmethod
     def peak_allocated_bytes(self) -> int | None:
         """Return the peak of memory in use since `reset_peak()`; None where unknown."""
@@ -157,6 +161,10 @@ class CpuCapture(Capture):
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
             self._start_bytes = _status_bytes("VmRSS")
+
+    def restart_peak(self) -> None:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
 
     def peak_allocated_bytes(self) -> int | None:
         peak_bytes = _status_bytes("VmHWM")

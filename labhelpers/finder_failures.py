@@ -1,0 +1,62 @@
+"""Why a trial of a batch size failed: facts to store, and the exception itself, packed."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Any
+
+from labhelpers.oom import is_context_lost, suspected_limit
+from labhelpers.worker import packed, unpacked
+
+_ONEDNN = re.compile(r"could not (?:create|execute|initialize) a ")
+
+
+class TooSlow(TimeoutError):
+    """A trial went past its time limit between two steps."""
+
+
+def failure_facts(error: Exception, *, host_limit: bool) -> dict[str, Any]:
+    """Return outcome, class and text of an error that is not about memory, and its bytes.
+
+    With `host_limit` (an address-space limit on the CPU) it may be: the CPU's kernel library
+    then says only that it could not create something.
+    """
+    outcome = "error"
+    if isinstance(error, TooSlow):
+        outcome = "timeout"
+    elif host_limit and isinstance(error, RuntimeError) and _ONEDNN.match(str(error)):
+        outcome = "oom"
+    return {
+        "outcome": outcome,
+        "error_class": type(error).__name__,
+        "error_text": " ".join(_text(error).split()),
+        "library_limit": suspected_limit(error) is not None,
+        "context_lost": is_context_lost(error),
+        "error": _packed(error),
+    }
+
+
+def own_error(data: bytes | None) -> Exception | None:
+    """Return the workload's own exception from its bytes; None where it could not travel."""
+    if data is None:
+        return None
+    with suppress(Exception):
+        error = unpacked(data)
+        return error if isinstance(error, Exception) else None
+    return None
+
+
+def _packed(error: Exception) -> bytes | None:
+    """Pack an exception without its traceback, whose frames would keep the tensors."""
+    with suppress(Exception):
+        return packed(error)
+    return None
+
+
+def _text(error: Exception) -> str:
+    try:
+        text = str(error) or repr(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error
+        text = f"a {type(error).__name__} that cannot be printed"
+    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,148 @@
+"""A caller's model, optimizer and process come back bit for bit, however a search ends."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from handing_back import FEATURES, Disturbing, Trained, changed, job, process_facts
+from torch import nn
+
+from labhelpers.finder import find_batch_size, search_batch_size
+from labhelpers.handback import apply_settings, model_handed_back, read_settings
+from labhelpers.search import NothingFits
+from labhelpers.worker import Worker
+
+QUICK = {"device": "cpu", "num_iterations": 3, "headroom": 0.0, "max_batch_size": 8}
+ENDS = {"error": LookupError, "stop": KeyboardInterrupt, "oom": NothingFits}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as shared:
+        yield shared
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+@pytest.mark.parametrize("own_optimizer", [True, False])
+def test_after_a_search_that_ends_well(worker, isolate, own_optimizer):
+    trained = Trained()
+    before = trained.facts()
+    report = search_batch_size(
+        job(trained, own_optimizer=own_optimizer), worker=worker, isolate=isolate, **QUICK
+    )
+    assert report.largest == 8
+    assert changed(before, trained.facts()) == set()
+
+
+@pytest.mark.parametrize("failing", ["error", "stop", "oom"])
+@pytest.mark.parametrize("own_optimizer", [True, False])
+def test_after_an_error_in_the_middle_of_a_step_here(failing, own_optimizer):
+    trained = Trained()
+    before = trained.facts()
+    with pytest.raises(ENDS[failing]):
+        search_batch_size(job(trained, failing, own_optimizer), isolate=False, **QUICK)
+    assert changed(before, trained.facts()) == set()
+
+
+@pytest.mark.parametrize("failing", ["error", "oom"])
+def test_after_an_error_in_the_worker(worker, failing):
+    trained = Trained()
+    before = trained.facts()
+    with pytest.raises(ENDS[failing]):
+        search_batch_size(job(trained, failing), worker=worker, isolate=True, **QUICK)
+    assert changed(before, trained.facts()) == set()
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_after_ctrl_c_between_two_probes(worker, isolate):
+    trained = Trained()
+    before = trained.facts()
+    with pytest.raises(KeyboardInterrupt):
+        search_batch_size(
+            job(trained), worker=worker, isolate=isolate, **QUICK,
+            on_progress=lambda p: p.trial and signal.raise_signal(signal.SIGINT),
+        )  # fmt: skip
+    assert changed(before, trained.facts()) == set()
+
+
+def test_after_ctrl_c_while_the_worker_is_busy(worker):
+    trained = Trained()
+    before = trained.facts()
+    worker.warm_up()
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        search_batch_size(
+            job(trained), worker=worker, **{**QUICK, "max_batch_size": 10**6, "headroom": 0.5}
+        )
+    timer.join()
+    assert changed(before, trained.facts()) == set()
+
+
+@pytest.mark.parametrize("isolate", [None, False])
+def test_the_articles_function_hands_the_model_back(isolate):
+    trained = Trained()
+    before = trained.facts()
+    found = find_batch_size(
+        trained.model, (FEATURES,), (2,), 16, "cpu", num_iterations=3, isolate=isolate
+    )
+    assert found == 16
+    assert changed(before, trained.facts()) == set()
+
+
+def test_a_caller_without_gradients_is_not_disturbed():
+    trained = Trained()
+    with torch.no_grad():
+        before = trained.facts()
+        assert find_batch_size(trained.model, (FEATURES,), (2,), 4, "cpu", isolate=False) == 4
+        assert changed(before, trained.facts()) == set()
+
+
+def test_the_callers_settings_hold_in_the_trials():
+    """What the caller chose, here the default dtype, is what its training will run with."""
+    kinds = []
+
+    class Noting(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            kinds.append((inputs.dtype, torch.is_grad_enabled(), self.training))
+            return super().forward(inputs)
+
+    before = read_settings()
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = Noting(2, 2).eval()
+        assert find_batch_size(model, (2,), (2,), 2, "cpu", isolate=False) == 2
+        assert not model.training
+    finally:
+        apply_settings(before)
+    assert set(kinds) == {(torch.float64, True, True)}
+
+
+def test_the_precision_asked_for_is_set_in_the_trials_and_gone_afterwards():
+    before = read_settings()
+    report = search_batch_size(job(Trained()), isolate=False, precision="tf32", **QUICK)
+    assert {trial.precision_before["both"] for trial in report.trials} == {"tf32"}
+    assert read_settings() == before
+
+
+def test_a_model_comes_back_in_the_tensors_it_had():
+    """Moved to another device (here one that holds no data) and back: the very same storage."""
+    trained = Trained()
+    before = trained.facts()
+    with model_handed_back(trained.model):
+        trained.model.to("meta")
+        trained.model.add_module("new", nn.Linear(1, 1))
+    assert changed(before, trained.facts()) == set()
+
+
+def test_settings_are_read_and_put_back():
+    before = read_settings()
+    Disturbing(nn.Identity())(torch.zeros(1))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert read_settings() != before
+    apply_settings(before)
+    assert read_settings() == before
+    assert process_facts()["settings"] == before
