@@ -107,18 +107,25 @@ class Panel:
         """Measure what the entries ask for, in a new run directory if this one is used.
 
         Raises:
-            InputError: a bad entry, or the directory cannot be made.
+            InputError: a bad entry, a directory that cannot be made, or the notebook measures.
         """
         spec = spec_from(self.spec, texts)
         self.kind.check(spec)
+        self._refuse_second()
         if self.run.trials(self.kind.name):
             path = new_run_path(self.run.path.parent)
             self.run = RunDirectory.create(path, synthetic=spec.synthetic)
         self._begin(spec, watcher)
 
     def resume(self, watcher: Callable[[Session], None]) -> None:
-        """Go on with the interrupted measurement, as it was asked."""
+        """Go on with the interrupted measurement, as it was asked; InputError as for `start`."""
+        self._refuse_second()
         self._begin(self.spec, watcher)
+
+    def _refuse_second(self) -> None:
+        """Refuse to measure beside a cell of this notebook: they would disturb each other."""
+        if self.active or self.run.being_written or self._origin.being_written:
+            raise InputError("this notebook is measuring already; wait for it, or interrupt it")
 
     def _begin(self, spec: Spec, watcher: Callable[[Session], None]) -> None:
         self.spec = spec
@@ -184,8 +191,12 @@ def share_done(session: Session) -> float:
     return progress.done / progress.total if progress and progress.total else 0.0
 
 
-def messages(panel: Panel) -> list[str]:
-    """List what a reader should know of the run: its notes, and each trial that failed."""
+def failures_told(panel: Panel) -> list[str]:
+    """Say of each trial that failed how it ended."""
     found = panel.run.trials(panel.kind.name)
-    notes = panel.session.progress.notes if panel.session and panel.session.progress else ()
-    return [*notes, *(describe_failure(trial) for trial in found if trial.outcome != "ok")]
+    return [describe_failure(trial) for trial in found if trial.outcome != "ok"]
+
+
+def notes_told(panel: Panel) -> tuple[str, ...]:
+    """Return what a reader should know of the request, in sentences."""
+    return panel.session.progress.notes if panel.session and panel.session.progress else ()

@@ -104,6 +104,11 @@ class RunDirectory:
             self._file = None
             lock.release()
 
+    @property
+    def being_written(self) -> bool:
+        """Tell whether this very object is inside `writing()` now, on whatever thread."""
+        return self._file is not None
+
     def append(self, *trials: Trial) -> None:
         """Write finished trials to disk, all in one write: synced when this returns."""
         if self._file is None:

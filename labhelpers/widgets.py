@@ -17,7 +17,14 @@ from IPython.display import display
 
 from labhelpers.forms import Field, likely_device, preset, remark_on, text_of
 from labhelpers.inputs import InputError
-from labhelpers.panel import Measurement, Panel, messages, share_done, status
+from labhelpers.panel import (
+    Measurement,
+    Panel,
+    failures_told,
+    notes_told,
+    share_done,
+    status,
+)
 from labhelpers.plots import png_bytes
 from labhelpers.records import Spec
 from labhelpers.sessions import Session
@@ -143,16 +150,18 @@ class PanelView:
         self._defaults = new
 
     def _on_run(self, _: Any) -> None:
+        self._try(lambda: self.panel.start(self._texts(), self._update))
+
+    def _on_resume(self, _: Any) -> None:
+        self._try(lambda: self.panel.resume(self._update))
+
+    def _try(self, begin: Callable[[], None]) -> None:
         try:
-            self.panel.start(self._texts(), self._update)
+            begin()
         except (InputError, OSError) as error:
             self._said.value = _red(str(error))
         else:
             self._update_now()
-
-    def _on_resume(self, _: Any) -> None:
-        self.panel.resume(self._update)
-        self._update_now()
 
     def _on_stop(self, _: Any) -> None:
         self.panel.stop()
@@ -185,7 +194,8 @@ class PanelView:
 
     def _draw(self) -> None:
         run, kind = self.panel.run, self.panel.kind
-        self._said.value = "".join(_red(line) for line in messages(self.panel))
+        notes = [_soft(line) for line in notes_told(self.panel)]
+        self._said.value = "".join([*notes, *map(_red, failures_told(self.panel))])
         png = base64.b64encode(png_bytes(kind.figure(run))).decode()
         shown = {"image/png": png, "text/plain": "figure of what is measured so far"}
         self._figure.update(shown, raw=True, metadata=_IMAGE)

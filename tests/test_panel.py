@@ -11,7 +11,7 @@ import pytest
 from labhelpers import measurements, sessions
 from labhelpers.inputs import InputError
 from labhelpers.measurements import PROBE, SWEEP
-from labhelpers.panel import Measurement, Panel, messages, share_done, status
+from labhelpers.panel import Measurement, Panel, failures_told, notes_told, share_done, status
 from labhelpers.records import ProbeSpec, SweepSpec, Trial
 from labhelpers.sessions import Session
 from labhelpers.store import RunDirectory
@@ -142,11 +142,26 @@ def test_an_interrupted_run_of_another_kernel_can_be_resumed(kind: Measurement, 
 
 def test_failures_are_told_and_do_not_end_it(panel: Panel):
     measure(panel, batch_sizes="1, 2, 5", repeats="1")
-    said = messages(panel)
+    said = failures_told(panel)
     assert len(said) == 2
     assert said[0].startswith("batch 2, repeat 1: killed: the worker process was killed")
     assert said[1] == "batch 5, repeat 1: oom: batch 5 does not fit"
     assert len(measurements.sweep_rows(panel.run)) == 3
+
+
+def test_it_does_not_measure_beside_the_notebooks_own_cell(panel: Panel, run: RunDirectory):
+    with run.writing(), pytest.raises(InputError, match="measuring already"):
+        panel.start(TEXTS, nobody)
+    with run.writing(), pytest.raises(InputError, match="measuring already"):
+        panel.resume(nobody)
+    assert panel.session is None
+
+
+def test_a_batch_above_the_data_set_is_noted(kind: Measurement, run: RunDirectory):
+    panel = Panel(kind, SweepSpec(), run)
+    assert notes_told(panel) == ()
+    panel.session = session_in(run, "running", Progress(1, 0, None, notes=("above the data set",)))
+    assert notes_told(panel) == ("above the data set",)
 
 
 # What is said
