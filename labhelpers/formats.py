@@ -50,7 +50,7 @@ def show_seconds(value_s: float | None) -> str:
         return f"{value_s * 1e3:,.2f} ms"
     if abs(value_s) < 10:
         return f"{value_s:,.2f} s"
-    if abs(value_s) < 60:
+    if abs(value_s) < 59.95:  # 59.96 would be written 60.0
         return f"{value_s:,.1f} s"
     minutes, seconds = divmod(round(value_s), 60)
     if minutes < 60:
