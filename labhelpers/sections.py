@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labhelpers import cliffs, ladder_views, oom_narrative, probe_narrative, remedy_narrative
+from labhelpers import (
+    cliffs,
+    finder_narrative,
+    ladder_views,
+    oom_narrative,
+    probe_narrative,
+    remedy_narrative,
+)
 from labhelpers.distributed_narrative import narrations, run_to_show
 from labhelpers.distributed_plots import scaling_figure
 from labhelpers.distributed_tables import scaling_of
+from labhelpers.finder_report import read_reports
 from labhelpers.ladder import ceilings_of, ladder_trials_of
 from labhelpers.ladder_table import ladder_rows
 from labhelpers.limit_views import limit_advice, limit_figure, limits_in
@@ -84,6 +92,21 @@ def remedies_and_accumulation(run: RunDirectory) -> list[Piece]:
         pieces.append(TablePiece(remedy_narrative.remedy_table(found), caption))
         pieces += [remedy_narrative.remedy_answer(found), remedy_narrative.rounding_answer(found)]
     return [piece for piece in pieces if piece != ""]
+
+
+def finding_the_size(run: RunDirectory) -> list[Piece]:
+    """Tell what a search for the batch size that fits a model found."""
+    source = source_of(run, "finder")
+    pieces: list[Piece] = [origin(run, source, "04_find_batch_size")]
+    reports = read_reports(source) if source is not None else []
+    if reports:
+        # The one with the most memory is about the machine, the others about smaller cards.
+        report = max(reports, key=lambda each: each.terms.limit_bytes)
+        said = (finder_narrative.answer, finder_narrative.speed, finder_narrative.how)
+        pieces += [tell(report) for tell in said]
+        caption = f"Every size tried for {report.workload}"
+        pieces.append(TablePiece(finder_narrative.probe_table(report), caption))
+    return pieces
 
 
 def several_gpus(run: RunDirectory) -> list[Piece]:

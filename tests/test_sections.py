@@ -6,9 +6,11 @@ import pytest
 
 from labhelpers import pieces as pieces_module
 from labhelpers import references
+from labhelpers.finder import run_finder
 from labhelpers.pieces import FigurePiece, Piece, TablePiece, origin, show_section, source_of
-from labhelpers.records import ProbeSpec, RemedySpec, SweepSpec, Trial
+from labhelpers.records import FinderSpec, ProbeSpec, RemedySpec, SweepSpec, Trial
 from labhelpers.sections import (
+    finding_the_size,
     out_of_memory,
     past_the_card,
     remedies_and_accumulation,
@@ -213,3 +215,22 @@ def test_remedies_that_nobody_measured(tmp_path: Path):
 
 def test_several_gpus_that_nobody_measured_name_the_command(tmp_path: Path):
     assert "torchrun --nproc-per-node" in words_of(several_gpus(run_in(tmp_path / "own")))
+
+
+# Finding the size
+
+
+def test_a_search_is_told_with_every_size_tried(tmp_path: Path):
+    own = RunDirectory.create(tmp_path / "own")
+    asked = FinderSpec(device="cpu", max_batch_size=4, num_iterations=1, headroom=0.0)
+    report = run_finder(asked, own, isolate=False)
+    pieces = finding_the_size(own)
+    assert "Train **fashion_cnn** with **4** samples a step" in words_of(pieces)
+    (table,) = [piece for piece in pieces if isinstance(piece, TablePiece)]
+    assert len(table.frame) == len(report.trials)
+
+
+def test_a_search_that_nobody_ran(tmp_path: Path):
+    assert "](04_find_batch_size.ipynb) measures it" in words_of(
+        finding_the_size(run_in(tmp_path / "own"))
+    )
