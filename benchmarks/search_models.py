@@ -45,10 +45,15 @@ class Memory:
     def probe(self, batch_size: int) -> ProbeResult:
         """Try a size."""
         if not self.fits(batch_size):
-            return ProbeResult(batch_size, "oom")
+            return ProbeResult(batch_size, "oom", needed_bytes=self.needed_at_failure(batch_size))
         live = None if self.live is None else max(1, round(self.live(batch_size)))
         reserved = min(self.limit_bytes, self.reserved(batch_size))
         return ProbeResult(batch_size, "ok", max(1, round(reserved)), live)
+
+    def needed_at_failure(self, batch_size: int) -> int:
+        """Return what a failing trial held and asked for: some of what is too much, not all."""
+        share = random.Random(f"{self.limit_bytes} {batch_size}").uniform(0.3, 1.0)
+        return round(self.limit_bytes + share * (self.needed(batch_size) - self.limit_bytes))
 
     def largest(self) -> int:
         """Return the largest size that fits, where fitting is monotonic."""

@@ -27,12 +27,15 @@ LEAST_SPREAD = 0.1
 """What stays uncertain on a perfect line: a share of the size, and a part of one sample."""
 CUT_OFF_SHARE = 0.97
 """Share of the limit from which a reserved peak is cut off: caches were given back to go on."""
-GAP_CENTER = 0.8
+GAP_CENTER = 0.9
 GAP_SPREAD = 0.2
 """Where between its two bounds the limit is expected, and how widely, in parts of the gap.
 
 Tuned on traces of a simulated caching allocator; a wrong value costs probes, never the answer.
 """
+FAILURE_SPREAD = 0.1
+BLOCK_BYTES = 2**20
+"""How far a failure's own figures may mislead: a share of what they take away, half a block."""
 ROOM_SHARE = 0.05
 """Share of the limit a reserved peak must leave free to guide the way up after a fall."""
 
@@ -143,6 +146,41 @@ def believe(
     # A failure in the gap shows that the guess was wrong: any part of it may be the right one.
     spread = GAP_SPREAD * gap if high is None else gap
     return Forecast(base + GAP_CENTER * gap, max(spread, upper.spread))
+
+
+def is_squeezed(peaks: Sequence[Reading], live: Sequence[Reading], limit_bytes: int) -> bool:
+    """Tell whether the largest size ran only because caches were given back on the way.
+
+    Then what was reserved is the limit itself, and where memory ends is between the peaks.
+    """
+    if not peaks or not live:
+        return False
+    cut_off_bytes = CUT_OFF_SHARE * limit_bytes
+    return peaks[-1][1] >= cut_off_bytes > live[-1][1]
+
+
+def below_failure(
+    guess: Forecast | None, readings: Sequence[Reading], failure: Reading, limit_bytes: int
+) -> Forecast | None:
+    """Bring a guess down to what a failure says: how many bytes too many its size needed.
+
+    `failure` is the size that failed and what it held and asked for when it did. More may have
+    been asked for later, so the limit lies at the size this gives, or below it.
+    """
+    high, needed = failure
+    missing = needed - limit_bytes
+    if missing <= 0:
+        return guess
+    line = fit_line(latest_regime(readings))
+    # The steeper one takes less away: a line through other kernels' peaks may be too flat.
+    slope = max(needed / high, line.slope if line else 0.0)
+    center = high - missing / slope
+    if guess is not None and guess.center <= center:
+        return guess
+    if center <= readings[-1][0]:
+        return None  # that size ran: within a block, the failure says no more
+    # Blocks are whole: within one of them, a failure says the same whatever the size.
+    return Forecast(center, LEAST_SPREAD + FAILURE_SPREAD * (high - center) + BLOCK_BYTES / slope)
 
 
 def _believe_after_a_fall(

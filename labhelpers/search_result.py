@@ -29,13 +29,16 @@ class ProbeResult:
 
     `peak_bytes` is the most the allocator took from the device (peak reserved), `live_bytes`
     the most that tensors held (peak allocated); with only one known, give it as `peak_bytes`.
-    Not measured is None. `payload` is the caller's own and is not looked at.
+    `needed_bytes`, of a trial that ran out of memory, is what it held and asked for when it
+    failed: at least so much was needed. Not measured is None. `payload` is the caller's own
+    and is not looked at.
     """
 
     batch_size: int
     outcome: ProbeOutcome
     peak_bytes: int | None = None
     live_bytes: int | None = None
+    needed_bytes: int | None = None
     payload: object = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +50,7 @@ class ProbeResult:
         if self.outcome not in get_args(ProbeOutcome):
             allowed = ", ".join(get_args(ProbeOutcome))
             raise InputError(f"outcome={self.outcome!r}: give one of {allowed}")
-        for name in ("peak_bytes", "live_bytes"):
+        for name in ("peak_bytes", "live_bytes", "needed_bytes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name}={value}: must be above 0; give None if not measured")

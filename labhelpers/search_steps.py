@@ -6,13 +6,22 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from labhelpers.forecast import Forecast, Reading, believe, has_fallen
+from labhelpers.forecast import (
+    Forecast,
+    Reading,
+    believe,
+    below_failure,
+    has_fallen,
+    is_squeezed,
+)
 from labhelpers.search_result import BOUNDS, EndedBy, ProbeResult
 
 Strategy = Literal["exact", "doubling", "bisect"]
 
 RISK = 0.1
 """Accepted probability that a probe meant to run fails: failures are few, not none."""
+RISK_OF_THE_FIRST = 0.4
+"""The same while nothing has failed: one failure is needed anyway, to prove the end."""
 RISK_AFTER_A_FALL = 0.35
 """The same where peaks fell with growing size: probes are what is scarce there."""
 FIRST_GROWTH = 16
@@ -22,7 +31,7 @@ TRUSTED_GROWTH = 16
 Beyond it, first a quarter of the way is gone, by at most `LARGEST_GROWTH`.
 """
 LARGEST_GROWTH = 64
-GROWTH_AFTER_A_FALL = 1.25
+GROWTH_AFTER_A_FALL = 1.5
 FREE_SHORT_STEPS = 8
 """Successes that may double nothing before the least step begins to double."""
 MOST_STALLS = 7
@@ -63,7 +72,7 @@ class Sizes:
 class State:
     """What is known so far: `low` ran (0: none yet), `high` failed (None: none yet).
 
-    `bound` names what `high` failed of; `expected` is where memory was last guessed to end on
+    `bound` names what `high` failed of, `needed` the bytes it needed; `expected` is where memory was last guessed to end on
     the way up, and `surprises` counts the sizes that ran from there on.
     """
 
@@ -71,6 +80,7 @@ class State:
     low: int = 0
     high: int | None = None
     bound: EndedBy | None = None
+    needed: int | None = None
     expected: float = math.inf
     surprises: int = 0
     short_steps: int = 0
@@ -85,7 +95,7 @@ class State:
             self.surprises += self.low >= self.expected
         else:
             self.high = result.batch_size
-            self.bound = BOUNDS[result.outcome]
+            self.bound, self.needed = BOUNDS[result.outcome], result.needed_bytes
         if high is None or self.high is None:
             self.short_steps += self.high is None and self.low < 2 * low
         else:
@@ -127,11 +137,19 @@ def _guess(state: State, strategy: Strategy, limit_bytes: int | None) -> Forecas
     if strategy != "exact" or limit_bytes is None:
         return None
     peaks, live = state.readings("peak_bytes"), state.readings("live_bytes")
-    return believe(peaks, live, limit_bytes, state.high)
+    guess = believe(peaks, live, limit_bytes, state.high)
+    if state.high is None or state.needed is None:
+        return guess
+    if has_fallen(live) and is_squeezed(peaks, live, limit_bytes):
+        guess = None  # no peak says where the end is; the failure does
+    failure = (state.high, state.needed)
+    return below_failure(guess, state.main_readings, failure, limit_bytes)
 
 
 def _risk(state: State) -> float:
-    return RISK_AFTER_A_FALL if has_fallen(state.main_readings) else RISK
+    if has_fallen(state.main_readings):
+        return RISK_AFTER_A_FALL
+    return RISK_OF_THE_FIRST if state.high is None else RISK
 
 
 def _upwards(state: State, guess: Forecast) -> float:
@@ -139,7 +157,7 @@ def _upwards(state: State, guess: Forecast) -> float:
     state.expected = guess.center
     cautious = guess.quantile(state.low, math.inf, _risk(state))
     if has_fallen(state.main_readings):
-        target = min(cautious, GROWTH_AFTER_A_FALL * state.low)
+        target = GROWTH_AFTER_A_FALL * state.low
     elif len(state.main_readings) == 1:
         target = min(cautious, FIRST_GROWTH * state.low)
     elif guess.center > TRUSTED_GROWTH * state.low:
