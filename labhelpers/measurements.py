@@ -110,10 +110,10 @@ def probe_fields() -> tuple[Field, ...]:
     """Return the entries of the probe's panel."""
     return (
         Field("probe_sizes", "Batch sizes", sizes=True),
-        Field("steps", "Timed steps"),
+        Field("steps", "Steps"),
         Field("warmup_steps", "Warm-up"),
-        Field("memory_budget_bytes", "Bytes", hint="what suits the device"),
-        Field("time_budget_s", "Seconds"),
+        Field("memory_budget_bytes", "Max. bytes", hint="default"),
+        Field("time_budget_s", "Max. seconds"),
         PRECISION,
         device_field(),
     )

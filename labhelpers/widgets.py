@@ -207,12 +207,12 @@ class PanelView:
 
 
 def _entry(field: Field, text: str) -> Any:
-    label = {"description": field.label, "style": {"description_width": "6em"}}
+    label = {"description": field.label, "style": {"description_width": "7em"}}
     if field.choices:
         return ipywidgets.Dropdown(
             options=field.choices, value=text, layout=ipywidgets.Layout(width="14em"), **label
         )
-    width = "46em" if field.sizes else "12em"
+    width = "47em" if field.sizes else "13em"
     layout = ipywidgets.Layout(width=width, max_width="100%")
     return ipywidgets.Text(text, placeholder=field.hint, layout=layout, **label)
 
