@@ -13,6 +13,7 @@ from labhelpers.files import write_atomically
 from labhelpers.inputs import InputError
 from labhelpers.records import SCHEMA_VERSION, RunInfo, Trial
 from labhelpers.store import RunDirectory
+from labhelpers.sweep import trials_of
 
 SCHEMA_FILE = Path(__file__).with_name("export.schema.json")
 
@@ -40,6 +41,7 @@ class Export(BaseModel):
     schema_version: int = SCHEMA_VERSION
     run: RunInfo
     sweep: list[Trial] = []
+    other_sweeps: list[Trial] = []
     limits: list[Trial] = []
     natural_probe: list[Trial] = []
     residency: list[Trial] = []
@@ -67,10 +69,16 @@ def export_run(run: RunDirectory, folder: Path | None = None) -> tuple[Path, Pat
 
 
 def exported(run: RunDirectory) -> Export:
-    """Sort the trials of a run into the article's sections."""
-    sections: dict[str, Any] = {name: [] for name in _SECTIONS.values()}
+    """Sort the trials of a run into the article's sections.
+
+    `sweep` is the sweep that the run was last asked for; under other feeds or precisions, the
+    same batch sizes are in `other_sweeps`.
+    """
+    sections: dict[str, Any] = {name: [] for name in (*_SECTIONS.values(), "other_sweeps")}
+    own = {trial.key for trial in trials_of(run)}
     for trial in run.trials():
-        sections[_SECTIONS[trial.kind]].append(trial)
+        other = trial.kind == "sweep" and trial.key not in own
+        sections["other_sweeps" if other else _SECTIONS[trial.kind]].append(trial)
     return Export(run=run.info, **sections)
 
 

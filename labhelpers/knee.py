@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from labhelpers.environment import usable_cpus
 from labhelpers.formats import show_rate, show_share, show_times
@@ -26,6 +26,7 @@ FEEDS = ("article", "workers", "host", "resident")
 _COLOURS = {"article": "#c2541b", "workers": "#8a6d00", "host": "#3a7d44", "resident": "#0b5cad"}
 WORTH_SAYING = 1.1
 """From this ratio of best speeds on, a faster feed changes the story."""
+DOUBLED = 2.0
 Rates = Mapping[str, Mapping[int, float]]
 
 
@@ -102,7 +103,9 @@ def knee_figure(rates: Rates, share: float, title: str) -> Figure:
             axes.plot(sizes[at], heights[at], marker="*", markersize=15, color=_COLOURS[feed])
     speed.set_yscale("log", base=10)
     speed.set_ylabel("images/s (median)")
-    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    plain = FuncFormatter(lambda value, _: f"{value:,.0f}")
+    speed.yaxis.set_major_formatter(plain)
+    speed.yaxis.set_minor_formatter(plain if _narrow(rates) else NullFormatter())
     relative.axhline(share, color="#6b7280", linewidth=1, linestyle=":")
     relative.set_ylim(0, 1.08)
     relative.set_ylabel("share of the feed's own best")
@@ -112,6 +115,12 @@ def knee_figure(rates: Rates, share: float, title: str) -> Figure:
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     return figure
+
+
+def _narrow(rates: Rates) -> bool:
+    """Tell whether all speeds lie within a decade, so that an axis needs more numbers."""
+    values = [rate for of_feed in rates.values() for rate in of_feed.values()]
+    return max(values) < 10 * min(values)
 
 
 def knee_story(rates: Rates, share: float) -> str:
@@ -129,10 +138,11 @@ def knee_story(rates: Rates, share: float) -> str:
         return f"{text} No other feed is much faster than the article's: it is not the limit here."
     moved = best.batch_size / article.batch_size
     where = "stays where it is" if moved == 1 else f"moves to {show_times(moved, 2)} the batch"
+    whose = "is" if gain >= DOUBLED else "is in part"
     return (
         f"{text} With `{fastest}` the same model reaches {show_rate(best.best_images_per_s)}, "
         f"{show_times(gain)} the article's best, and the knee {where}: the plateau of the "
-        "article's curve is its loader's, not the device's."
+        f"article's curve {whose} its loader's, not the device's."
     )
 
 

@@ -20,7 +20,8 @@ LOSS_TOLERANCE = 0.05
 class Row:
     """One rung at one batch size; None is not measured.
 
-    `slower`: every repeat is below every repeat of its base, by more than a margin. `same_loss`
+    `slower`: measured twice or more, every repeat is below every repeat of its base, and the
+    median by more than a margin; None where it was measured once, which cannot tell. `same_loss`
     tells whether its loss after the same images is the article's within a tolerance.
     """
 
@@ -33,7 +34,7 @@ class Row:
     over_article: float | None
     loss: float | None
     same_loss: bool | None
-    slower: bool
+    slower: bool | None
     ceiling: CeilingShare | None
     prepare_s: float | None
     failure: str | None
@@ -122,11 +123,11 @@ def _same(loss: float | None, article: float | None) -> bool | None:
     return abs(loss - article) <= LOSS_TOLERANCE * article
 
 
-def _slower(group: Sequence[Trial], below: Sequence[Trial]) -> bool:
+def _slower(group: Sequence[Trial], below: Sequence[Trial]) -> bool | None:
     mine = [trial.images_per_s for trial in group if trial.images_per_s]
     base = [trial.images_per_s for trial in below if trial.images_per_s]
-    if not mine or not base:
-        return False
+    if min(len(mine), len(base)) < 2:
+        return None
     return max(mine) < min(base) and (_rate(group) or 0) < (1 - MARGIN) * (_rate(below) or 0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -24,6 +24,8 @@ from labhelpers.formats import (
 from labhelpers.ladder_plan import RUNGS, SYNTHETIC, rung_of
 from labhelpers.ladder_table import LOSS_TOLERANCE, Row, of_size, rung_at, sizes_of, top_rung
 from labhelpers.plots import DPI
+from labhelpers.records import Trial
+from labhelpers.tables import flags
 
 _FASTER, _SLOWER, _YARDSTICK, _NO_CHANGE = "#0b5cad", "#c81e3a", "#9aa0a6", "#6f9bd1"
 _UNCHANGED = 1.02
@@ -126,19 +128,33 @@ def summit(rows: Sequence[Row]) -> str:
 
 def made_slower(rows: Sequence[Row]) -> str:
     """Name every rung that made things slower than its base, with what to think of it."""
+    if all(row.slower is None for row in rows):
+        return "Each rung was measured once, and that cannot tell a slower rung from noise."
     lines: dict[str, list[str]] = {}
     for row in rows:
         if row.slower and row.rung != SYNTHETIC:
             lost = f"{show_times(row.over_base, 2)} at batch {row.batch_size:,}"
             lines.setdefault(row.rung, []).append(lost)
     if not lines:
-        return "No rung made the training slower than the rung it stands on, beyond the repeats' "\
-               "spread."  # fmt: skip
+        return "No rung made the training slower than what it stands on, beyond noise."
     return "\n".join(
         f"- **{name}** is slower than `{_base(rows, name)}` ({', '.join(lost)}): "
         f"{rung_of(name).slower}."
         for name, lost in lines.items()
     )
+
+
+def disturbed(trials: Iterable[Trial]) -> str:
+    """Say which trials other processes or throttled clocks disturbed."""
+    found: dict[str, list[str]] = {}
+    for trial in trials:
+        for flag in flags([trial]):
+            if flag not in ("oom", "killed", "timeout", "error"):
+                found.setdefault(flag, []).append(f"{trial.variant} at {trial.batch_size:,}")
+    if not found:
+        return "Nothing disturbed the trials, as far as this system tells."
+    lines = [f"- {flag}: {', '.join(dict.fromkeys(names))}" for flag, names in found.items()]
+    return "\n".join(["Disturbed:", "", *lines])
 
 
 def loss_verdict(rows: Sequence[Row]) -> str:

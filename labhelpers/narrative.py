@@ -122,6 +122,19 @@ def step_against_epoch(curve: Curve, share: float) -> str:
     )
 
 
+def overhead(run: RunDirectory, name: str = "sweep") -> str:
+    """Say what measuring cost besides the measured epochs; the worker's start is not in it."""
+    took = run.info.timings.get(name, {})
+    wall_s, epochs_s = took.get("wall_s"), took.get("epochs_s")
+    if not wall_s or not epochs_s:
+        return "How long all of it took was not recorded."
+    return (
+        f"{took['trials']:,.0f} trials took {show_seconds(wall_s)} for {show_seconds(epochs_s)} of "
+        f"measured epochs: {show_times(wall_s / epochs_s, 2)}. The rest is building models, "
+        "warming up and reading the device; the worker's start comes on top."
+    )
+
+
 def updates(curve: Curve) -> str:
     """Say how many optimizer updates an epoch holds at both ends, and what loss they reached."""
     measured = curve.table.dropna(subset=["updates"])

@@ -29,6 +29,7 @@ TRIALS = [
           precision_after={"both": "ieee"}, details={"cpu_of_others": None}),
     Trial(kind="sweep", batch_size=64, feed="article", outcome="timeout",
           error_class="TimeoutError", error_text="took too long"),
+    Trial(kind="sweep", batch_size=32, feed="host", images=100, epoch_s=0.1),
     Trial(kind="probe", batch_size=1024, epoch_s=1.0, images=1024),
     Trial(kind="cap", batch_size=16_384, outcome="oom", error_text="CUDA out of memory, × 字",
           oom={"requested_bytes": 5}),
@@ -72,7 +73,9 @@ def test_an_exported_run_is_accepted_by_the_schema_and_holds_everything(run):
     assert all(sections.values())  # every kind of measurement has its section
     assert sum(len(part) for part in sections.values()) == len(TRIALS)
     again = [Trial(**trial) for trial in content["sweep"] + content["controlled_oom"]]
-    assert [trial.key for trial in again] == [t.key for t in TRIALS if t.kind in ("sweep", "cap")]
+    asked = [t for t in TRIALS if t.kind in ("sweep", "cap") and t.feed != "host"]
+    assert [trial.key for trial in again] == [trial.key for trial in asked]
+    assert [trial["feed"] for trial in content["other_sweeps"]] == ["host"]
     assert content["controlled_oom"][0]["error_text"] == "CUDA out of memory, × 字"
     assert "epoch_s" not in content["sweep"][1]  # not measured is absent, never 0
 

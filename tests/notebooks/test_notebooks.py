@@ -82,7 +82,7 @@ def test_everything_that_was_measured_is_in_the_one_run_and_says_cpu(runs):
     runs.result(STEMS[-1])
     trials = open_run(runs.run.path).trials()
     assert {trial.device for trial in trials} == {"cpu"}
-    sweep = [trial for trial in trials if trial.kind == "sweep"]
+    sweep = [trial for trial in trials if (trial.kind, trial.feed) == ("sweep", "article")]
     assert [(trial.batch_size, trial.outcome) for trial in sweep] == [(32, "ok"), (64, "ok")]
     assert (runs.run.path / "figures" / "batch_sweep.png").stat().st_size > 10_000
 
