@@ -72,8 +72,9 @@ class Sizes:
 class State:
     """What is known so far: `low` ran (0: none yet), `high` failed (None: none yet).
 
-    `bound` names what `high` failed of, `needed` the bytes it needed; `expected` is where memory was last guessed to end on
-    the way up, and `surprises` counts the sizes that ran from there on.
+    `bound` names what `high` failed of, `needed` the bytes it needed; `expected` is where
+    memory was last guessed to end on the way up, and `surprises` counts the sizes that ran
+    from there on.
     """
 
     probes: list[ProbeResult] = field(default_factory=list)
