@@ -8,14 +8,15 @@ from pathlib import Path
 import measures
 import pytest
 
-from labhelpers import measurements, sessions
+from labhelpers import probe_panel, sessions, sweep_panel
 from labhelpers.inputs import InputError
-from labhelpers.measurements import PROBE, SWEEP
 from labhelpers.panel import Measurement, Panel, failures_told, notes_told, share_done, status
+from labhelpers.probe_panel import PROBE
 from labhelpers.records import ProbeSpec, SweepSpec, Trial
 from labhelpers.sessions import Session
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import Planned, Progress, run_sweep
+from labhelpers.sweep_panel import SWEEP
 from labhelpers.worker import Worker
 
 LIMIT_S = 60
@@ -146,7 +147,7 @@ def test_failures_are_told_and_do_not_end_it(panel: Panel):
     assert len(said) == 2
     assert said[0].startswith("batch 2, repeat 1: killed: the worker process was killed")
     assert said[1] == "batch 5, repeat 1: oom: batch 5 does not fit"
-    assert len(measurements.sweep_rows(panel.run)) == 3
+    assert len(sweep_panel.sweep_rows(panel.run)) == 3
 
 
 def test_it_does_not_measure_beside_the_notebooks_own_cell(panel: Panel, run: RunDirectory):
@@ -205,20 +206,20 @@ def test_what_an_estimate_rests_on(run: RunDirectory):
     earlier = RunDirectory.create(run.path.parent / "earlier")
     with earlier.writing():
         earlier.append(Trial(kind="sweep", batch_size=8, images=100, epoch_s=1.0))
-    found = measurements.sources_of("sweep", run)
+    found = sweep_panel.sources_of("sweep", run)
     assert [whose for whose, _ in found][:2] == [
         "as fast as in this run",
         "as fast as your run before",
     ]
     assert len(found[1][1]) == 1
     (earlier.path / "trials.jsonl").write_text("{broken}\n{broken}\n")
-    assert "as fast as your run before" not in dict(measurements.sources_of("sweep", run))
+    assert "as fast as your run before" not in dict(sweep_panel.sources_of("sweep", run))
 
 
 def test_the_figure_before_and_after(panel: Panel):
-    before = measurements.sweep_figure(panel.run)
+    before = sweep_panel.sweep_figure(panel.run)
     measure(panel)
-    after = measurements.sweep_figure(panel.run)
+    after = sweep_panel.sweep_figure(panel.run)
     drawn = [len(figure.axes[0].get_lines()) for figure in (before, after)]
     assert drawn[1] == drawn[0] + 1
 
@@ -234,7 +235,7 @@ def test_the_probes_panel(run: RunDirectory):
     assert panel.estimate(texts, "cpu").startswith("up to 6 trials")
     assert set(panel.reasons(texts | {"device": "tpu", "steps": "0"})) == {"steps"}
     assert panel.reasons(texts | {"device": "tpu"})["device"].startswith("got 'tpu'")
-    assert (panel.can_resume, len(measurements.probe_rows(run))) == (False, 0)
+    assert (panel.can_resume, len(probe_panel.probe_rows(run))) == (False, 0)
     with run.writing():
         run.note_environment("here", {"system": "Linux", "memory_total_bytes": 2**33})
         run.note_spec("probe", ProbeSpec(probe_sizes=(8, 16), device="cpu"))
@@ -242,5 +243,5 @@ def test_the_probes_panel(run: RunDirectory):
             Trial(kind="probe", batch_size=8, feed="synthetic", images=8, steps=1, epoch_s=0.1)
         )
     assert panel.can_resume
-    assert len(measurements.probe_rows(run)) == 1
-    assert measurements.probe_figure(run).axes
+    assert len(probe_panel.probe_rows(run)) == 1
+    assert probe_panel.probe_figure(run).axes
