@@ -67,15 +67,25 @@ def memory(out: Path, run: Path) -> int:
     return command(out / "memory.log", "benchmarks/memory_against_article.py", str(run))
 
 
+def ladder(out: Path, run: Path) -> int:
+    """Read what the ladder, the feeds and the sweep of the run must show."""
+    return command(out / "ladder.log", "benchmarks/ladder.py", "--run", str(run))
+
+
 STEPS: dict[str, Callable[[Path, Path], int]] = {
     "tests": tests,
-    "harness_tax": benchmark("harness_tax"),
+    "harness_tax": benchmark(
+        "harness_tax", "--feeds", "article,workers,host,resident", "--batch-sizes", "32",
+        "--images", "16000",
+    ),
     "notebook_01": notebook("01"),
     "memory": memory,
     "notebook_02": notebook("02"),
     "notebook_03": notebook("03"),
+    "notebook_05": notebook("05"),
+    "ladder": ladder,
     "notebook_00": notebook("00"),
-}
+}  # fmt: skip
 
 
 def main() -> int:
@@ -94,7 +104,7 @@ def main() -> int:
         print(f"{name}: exit {code}", flush=True)
     for log in sorted(asked.output.glob("*.log")):
         lines = log.read_text(encoding="utf-8").strip().splitlines()
-        print(f"--- {log.name}", *lines[-15:], sep="\n")
+        print(f"--- {log.name}", *lines[-25:], sep="\n")
     print("--- summary")
     for name, code, seconds in rows:
         print(f"{name:<24} exit {code:>3}  {seconds:>7.1f} s")
