@@ -121,7 +121,7 @@ class _Sweep:
         self._run, self._worker, self._stop, self._name = run, worker, stop, name
         self._measure, self._on_progress = measure, on_progress
         known = matching(run.trials("sweep"), self._spec)
-        self._finished = {(trial.batch_size, trial.repeat): trial for trial in known}
+        self._finished = {(t.batch_size, t.repeat): _without_steps(t) for t in known}
         self._known = set(self._finished)
         self._seconds: dict[int, list[float]] = {}
 
@@ -137,7 +137,8 @@ class _Sweep:
             # On a full disk the trial that could not be kept is what is worth saying.
             with suppress(OSError):
                 self._note_timing(time.perf_counter() - started)
-        return measured(self._spec, self._finished)
+        whole = matching(self._run.trials("sweep"), self._spec)
+        return measured(self._spec, {(trial.batch_size, trial.repeat): trial for trial in whole})
 
     def _one(self, waiting: list[Planned]) -> None:
         """Measure the first of the waiting trials, keep it on disk and tell the progress."""
@@ -149,7 +150,7 @@ class _Sweep:
         self._on_progress(progress)
         trial, wall_s = _measured(self._spec, planned, self._worker, self._stop, self._measure)
         self._run.append(trial)
-        self._finished[planned.batch_size, planned.repeat] = trial
+        self._finished[planned.batch_size, planned.repeat] = _without_steps(trial)
         self._seconds.setdefault(planned.batch_size, []).append(wall_s)
         progress.trial, progress.done = trial, done + 1
         progress.remaining_s = estimate_s(waiting[1:], self._seconds)
@@ -183,6 +184,11 @@ class _Sweep:
         epochs_s = sum(trial.epoch_s or 0.0 for trial in new)
         if new:
             self._run.note_timing(self._name, wall_s=wall_s, epochs_s=epochs_s, trials=len(new))
+
+
+def _without_steps(trial: Trial) -> Trial:
+    """Leave the step times on disk: of hundreds of trials they would fill the memory."""
+    return trial.model_copy(update={"step_times_s": None})
 
 
 def start_device(
