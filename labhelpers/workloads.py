@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -176,6 +177,8 @@ def _load(reference: str) -> Any:
             f"workload {reference!r} is not known; use 'fashion_cnn', 'package.module:name' or "
             "'file.py:name'"
         )
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # a module beside the reader, as `python -m` finds it
     try:
         module = _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
     except Exception as error:
