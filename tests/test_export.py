@@ -121,7 +121,7 @@ def test_the_summary_has_the_answer_the_table_and_what_failed(run, tmp_path):
     assert "GeForce RTX 5070 Ti" in text
     assert "> synthetic images: speed is real" in text
     assert "- batch 64, repeat 1: timeout: took too long" in text
-    assert "- batch 16,384, repeat 1: oom: CUDA out of memory, × 字" in text
+    assert "16,384" not in text  # an out-of-memory error that was asked for is a result
     assert "- 01_batch_sweep: exit 124: a cell took too long" in text
     assert "- device: A Test (cpu)" in text
 
