@@ -89,7 +89,9 @@ def samples(trials: Iterable[Trial]) -> tuple[Samples, Samples]:
     groups = by_batch_size(trial for trial in trials if trial.images_per_s)
     times = {size: [1 / (t.images_per_s or 1) for t in group] for size, group in groups.items()}
     peaks = {
-        size: [float(t.peak_allocated_bytes) for t in group if (t.peak_allocated_bytes or 0) > 0]
+        size: [
+            float(t.peak_allocated_bytes or 0) for t in group if (t.peak_allocated_bytes or 0) > 0
+        ]
         for size, group in groups.items()
     }
     return times, {size: values for size, values in peaks.items() if values}
