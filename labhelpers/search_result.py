@@ -38,8 +38,8 @@ class ProbeResult:
     outcome: ProbeOutcome
     peak_bytes: int | None = None
     live_bytes: int | None = None
-    needed_bytes: int | None = None
     payload: object = field(default=None, compare=False)
+    needed_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown outcome and a peak of 0.

@@ -90,7 +90,9 @@ def test_the_lookalike_is_drawn_once_and_then_found(tmp_path: Path) -> None:
     times = {name: (raw / name).stat().st_mtime_ns for name in NAMES}
     second = fetch_fashion_mnist(tmp_path, synthetic=True, say=silent)
     assert (first.source, second.source) == ("drawing it", "what is there")
-    assert first.synthetic and "synthetic" in first.name and first.name in str(first)
+    assert first.synthetic
+    assert "synthetic" in first.name
+    assert first.name in str(first)
     assert first.sha256 == second.sha256 == {f.name: f.sha256 for f in both_splits(SYNTHETIC)}
     assert {name: (raw / name).stat().st_mtime_ns for name in NAMES} == times
     assert files_under(raw) == set(NAMES)
@@ -134,7 +136,8 @@ def test_arrays_have_the_shapes_and_types_promised(drawn: Path, split: str, coun
     images, labels = load_arrays(drawn, split, synthetic=True)
     assert (images.shape, labels.shape) == ((count, 28, 28), (count,))
     assert images.dtype == labels.dtype == np.uint8
-    assert images.flags.writeable and labels.max() == 9
+    assert images.flags.writeable
+    assert labels.max() == 9
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -318,12 +321,16 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     child = run_child(code, str(tmp_path))
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 1
-    assert "cannot write in" in errors and "File too large" in errors
+    assert "cannot write in" in errors
+    assert "File too large" in errors
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_kill_in_the_middle_leaves_no_partial_file_in_place(tmp_path: Path) -> None:
-    code = "import sys; from labhelpers.data import *; fetch_fashion_mnist(sys.argv[1], synthetic=True)"
+    code = (
+        "import sys; from labhelpers.data import *; "
+        "fetch_fashion_mnist(sys.argv[1], synthetic=True)"
+    )
     raw = data_root(tmp_path, synthetic=True) / RAW
     child = run_child(code, str(tmp_path))
     while child.poll() is None and not any(names for _, _, names in os.walk(raw)):
@@ -528,6 +535,8 @@ def test_only_apt_is_sent_to_its_package_lists_by_a_404(
     with pytest.raises(DataError) as caught:
         fetch_fashion_mnist(tmp_path, say=silent)
     _, torchvision, debian = re.split(r"\(\d\) ", str(caught.value))[1:]
-    assert "404" in torchvision and "apt-get update" not in torchvision
-    assert "404" in debian and "sudo apt-get update" in debian
+    assert "404" in torchvision
+    assert "apt-get update" not in torchvision
+    assert "404" in debian
+    assert "sudo apt-get update" in debian
     assert not files_under(tmp_path)
