@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -87,16 +88,24 @@ def due(spec: SweepSpec, finished: Finished) -> list[Planned]:
     """List the trials that run next; `[]` when the sweep is done.
 
     Those of the plan first. For `repeats="auto"` then, round after round, one more repeat of
-    each size whose median is not settled, until the measured epochs took `time_budget_s`. That
-    depends on finished trials alone, so an interrupted sweep goes on as it would have.
+    each size whose median is not settled, until the measured epochs took `time_budget_s`. Who
+    takes part in a round depends on the rounds before it alone, so an interrupted sweep goes on
+    as it would have.
     """
     waiting = [p for p in plan(spec) if (p.batch_size, p.repeat) not in finished]
-    if waiting or spec.repeats != "auto" or _spent_s(finished) >= spec.time_budget_s:
+    if waiting or spec.repeats != "auto":
         return waiting
-    counts = {size: len(_of_size(size, finished)) for size in spec.batch_sizes or ()}
-    open_sizes = sorted(size for size in counts if _needs_more(_of_size(size, finished)))
-    random.Random(f"{spec.seed} {max(counts.values(), default=0)}").shuffle(open_sizes)
-    return [Planned(size, counts[size], len(finished) + i) for i, size in enumerate(open_sizes)]
+    first = 1 + max((p.repeat for p in plan(spec)), default=-1)
+    for number in range(first, MOST_ROUNDS):
+        before = [trial for (_, repeat), trial in finished.items() if repeat < number]
+        sizes = [size for size in sorted(spec.batch_sizes or ()) if _needs_more(size, before)]
+        if not sizes or sum(trial.epoch_s or 0.0 for trial in before) >= spec.time_budget_s:
+            break
+        random.Random(f"{spec.seed} {number}").shuffle(sizes)
+        left = [size for size in sizes if (size, number) not in finished]
+        if left:
+            return [Planned(size, number, len(finished) + i) for i, size in enumerate(left)]
+    return []
 
 
 def measured(spec: SweepSpec, finished: Finished) -> list[Trial]:
@@ -123,19 +132,15 @@ def estimate_s(waiting: Sequence[Planned], seconds: dict[int, list[float]]) -> f
     return sum(one(planned.batch_size) for planned in waiting)
 
 
-def _of_size(size: int, finished: Finished) -> list[Trial]:
-    return [trial for trial in finished.values() if trial.batch_size == size]
+def _needs_more(size: int, trials: Sequence[Trial]) -> bool:
+    """Tell whether more repeats of a size would help: not where most of them failed."""
+    group = [trial for trial in trials if trial.batch_size == size]
+    rates = tuple(trial.images_per_s for trial in group if trial.images_per_s is not None)
+    return 2 * len(rates) >= len(group) and not _settled(rates)
 
 
-def _needs_more(trials: Sequence[Trial]) -> bool:
-    """Tell whether more repeats would help: not where most of them failed."""
+@functools.lru_cache(maxsize=4096)
+def _settled(rates: tuple[float, ...]) -> bool:
     from labhelpers.noise import settled
 
-    rates = [trial.images_per_s for trial in trials if trial.images_per_s is not None]
-    if len(trials) >= MOST_ROUNDS or 2 * len(rates) < len(trials):
-        return False
-    return not settled(rates)
-
-
-def _spent_s(finished: Finished) -> float:
-    return sum(trial.epoch_s or 0.0 for trial in finished.values())
+    return settled(rates)
