@@ -1,4 +1,4 @@
-"""The command line: `labhelpers data | sweep | resume | report | export`."""
+"""The command line: `labhelpers data | sweep | find | report | compare | doctor` and more."""
 
 from __future__ import annotations
 
@@ -11,16 +11,28 @@ from typing import Any
 import click
 
 from labhelpers import __version__
+from labhelpers.cli_compare import compare
+from labhelpers.cli_doctor import doctor
+from labhelpers.cli_find import find
+from labhelpers.cli_ladder import climb, climb_on
+from labhelpers.distributed_cli import (
+    refuse_accumulation,
+    refuse_alone,
+    resume_together,
+    sweep_together,
+    under_torchrun,
+)
 from labhelpers.inputs import InputError, duplicates
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+_KEPT = "finished trials are kept: labhelpers resume RUN"
 
 _SWEEP_OPTIONS = (
     ("--batch-sizes", "Batch sizes, such as '32,256,2048'; default: the article's on a GPU."),
-    ("--repeats", "How often each size is measured; default 3."),
+    ("--repeats", "How often each size is measured; default 3; auto: until medians are settled."),
     ("--images", "How many training images an epoch has; default 60000 on a GPU, 4096 on a CPU."),
     ("--device", "auto (the best there is), cpu, cuda or cuda:N."),
     ("--precision", "fp32 (TF32 off), tf32, bf16 or fp16."),
@@ -69,13 +81,22 @@ def data(data_dir: str, synthetic: bool) -> None:
 
 @group.command()
 @sweep_options
+@click.option("--accumulation", help="Micro-batches per update (under torchrun only); default 1.")
+@click.option("--ladder", is_flag=True, help="Climb the ladder: one change after the other.")
+@click.option("--rungs", help="Only these rungs of the ladder, such as 'host,compile'.")
+@click.option("--time-budget-s", help="Seconds of epochs that --repeats auto may take; 600.")
 @click.option("--output", help="Run directory; default results/<time>.")
-def sweep(output: str | None, **options: Any) -> None:
-    """Measure images/s, step time and memory over batch sizes."""
+def sweep(output: str | None, ladder: bool, rungs: str | None, **options: Any) -> None:
+    """Measure images/s, step time and memory over batch sizes; under torchrun on all its ranks."""
+    if ladder or rungs:
+        sys.exit(_ladder(options | {"rungs": rungs}, output))
+    if under_torchrun():
+        sys.exit(sweep_together(options, output))
     from labhelpers.records import SweepSpec, ask
     from labhelpers.store import RunDirectory, new_run_path
     from labhelpers.sweep_checks import check_before
 
+    refuse_accumulation(options.pop("accumulation"))
     given = {name: value for name, value in options.items() if value is not None}
     spec = ask(SweepSpec, given)
     for size in duplicates(given.get("batch_sizes")):
@@ -90,12 +111,20 @@ def sweep(output: str | None, **options: Any) -> None:
 @group.command()
 @click.argument("run_dir")
 @click.option("--data-dir", help="Where FashionMNIST lies now; default where the run says.")
-def resume(run_dir: str, data_dir: str | None) -> None:
+@click.option("--workload", help="The run's own workload, if it has one: it is code that will run.")
+def resume(run_dir: str, data_dir: str | None, workload: str | None) -> None:
     """Continue the sweep of a run that was interrupted; finished trials are kept."""
+    if under_torchrun():
+        sys.exit(resume_together(run_dir, data_dir, workload))
     from labhelpers.records import SweepSpec, ask
     from labhelpers.store import open_run
+    from labhelpers.sweep_checks import check_trusted
 
     run = open_run(run_dir)
+    check_trusted(run, workload)
+    refuse_alone(run_dir, run.info.specs)
+    if "sweep" not in run.info.specs and "ladder" in run.info.specs:
+        sys.exit(climb_on(run, {"data_dir": data_dir} if data_dir else {}))
     if "sweep" not in run.info.specs:
         raise InputError(f"{run_dir} has no sweep to continue; start one with: labhelpers sweep")
     moved = {"data_dir": data_dir} if data_dir else {}
@@ -129,9 +158,20 @@ def export(run_dir: str, output: str | None) -> None:
         click.echo(path)
 
 
+group.add_command(compare)
+group.add_command(doctor)
+group.add_command(find)
+
+
+def _ladder(options: dict[str, Any], output: str | None) -> int:
+    """Climb the ladder of a `sweep --ladder`; the sweep's other options go along."""
+    refuse_accumulation(options.pop("accumulation"))
+    return climb({name: value for name, value in options.items() if value is not None}, output)
+
+
 def _measure(spec: Any, run: Any) -> None:
     """Run a sweep with a bar, print its table, and exit 1 if a trial failed."""
-    from labhelpers.narrative import sweep_text
+    from labhelpers.narrative import overhead, sweep_text
     from labhelpers.progress import TerminalProgress, describe_failure
     from labhelpers.references import curve_of
     from labhelpers.sweep import failures, run_sweep
@@ -140,6 +180,7 @@ def _measure(spec: Any, run: Any) -> None:
         trials = run_sweep(spec, run, on_progress=progress)
     curve = curve_of(run)
     click.echo(sweep_text(curve, spec.share) if curve else "no batch size could be measured")
+    click.echo(overhead(run))
     failed = failures(trials)
     for trial in failed:
         click.echo(f"failed: {describe_failure(trial)}", err=True)
@@ -147,9 +188,13 @@ def _measure(spec: Any, run: Any) -> None:
         sys.exit(EXIT_FAILED)
 
 
+class Terminated(SystemExit):
+    """SIGTERM came."""
+
+
 def _terminated(number: int, _frame: Any) -> None:
     """End cleanly on SIGTERM: the worker is closed on the way out."""
-    raise SystemExit(128 + number)
+    raise Terminated(128 + number)
 
 
 def main() -> None:
@@ -167,7 +212,9 @@ def main() -> None:
     except OSError as error:
         _fail(f"{error.filename or 'system'}: {error.strerror or error}", EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted; finished trials are kept: labhelpers resume RUN", EXIT_INTERRUPTED)
+        _fail(f"interrupted; {_KEPT}", EXIT_INTERRUPTED)
+    except Terminated:
+        _fail(f"ended; {_KEPT}", EXIT_TERMINATED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
