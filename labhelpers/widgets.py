@@ -209,8 +209,10 @@ class PanelView:
 def _entry(field: Field, text: str) -> Any:
     label = {"description": field.label, "style": {"description_width": "7em"}}
     if field.choices:
+        # A parameter may hold what is not listed, such as 'cuda', or the feed of a workload's own.
+        options = field.choices if text in field.choices else (*field.choices, text)
         return ipywidgets.Dropdown(
-            options=field.choices, value=text, layout=ipywidgets.Layout(width="14em"), **label
+            options=options, value=text, layout=ipywidgets.Layout(width="14em"), **label
         )
     width = "47em" if field.sizes else "13em"
     layout = ipywidgets.Layout(width=width, max_width="100%")
