@@ -16,6 +16,7 @@ from labhelpers.distributed_narrative import narrations, run_to_show
 from labhelpers.distributed_plots import scaling_figure
 from labhelpers.distributed_tables import scaling_of
 from labhelpers.finder_report import read_reports
+from labhelpers.knee import knee_figure, knee_rates, knee_story
 from labhelpers.ladder import ceilings_of, ladder_trials_of
 from labhelpers.ladder_table import ladder_rows
 from labhelpers.limit_views import limit_advice, limit_figure, limits_in
@@ -29,8 +30,8 @@ from labhelpers.remedies import measured_in
 from labhelpers.store import RunDirectory
 
 
-def the_plateau(run: RunDirectory) -> list[Piece]:
-    """Tell what limits each batch size of the sweep, and how far a ladder of changes goes."""
+def the_plateau(run: RunDirectory, share: float) -> list[Piece]:
+    """Tell what limits each batch size, how far a ladder of changes goes, how the knee moves."""
     verdicts = limits_in(run)
     title = f"Where the epoch goes: {device_of(run)}"
     pieces: list[Piece] = []
@@ -45,7 +46,18 @@ def the_plateau(run: RunDirectory) -> list[Piece]:
         figure = ladder_views.ladder_figure(rows, f"One change at a time: {device_of(source)}")
         pieces.append(FigurePiece(figure, "Images per second of each rung, by batch size, as bars"))
         pieces += [ladder_views.summit(rows), ladder_views.made_slower(rows)]
+        pieces += _knee(source, share)
     return pieces
+
+
+def _knee(source: RunDirectory, share: float) -> list[Piece]:
+    """Tell how the sweet spot moves with the feed; nothing where one feed alone was measured."""
+    rates = knee_rates(source)
+    if len(rates) < 2:
+        return []
+    title = f"The same training, fed in different ways: {device_of(source)}"
+    alt = f"Images per second against batch size for {', '.join(rates)}; stars mark sweet spots"
+    return [FigurePiece(knee_figure(rates, share, title), alt), knee_story(rates, share)]
 
 
 def past_the_card(run: RunDirectory) -> list[Piece]:

@@ -167,7 +167,7 @@ def test_the_plateau_is_told_by_what_limits_each_size(tmp_path: Path):
     own = run_in(tmp_path / "own", sweep_trial(32, 9.0), sweep_trial(64, 1.0))
     with own.writing():
         own.note_spec("sweep", SweepSpec())
-    words = words_of(the_plateau(own))
+    words = words_of(the_plateau(own, 0.93))
     assert "**Batch 32** limited by **feed**" in words
     assert "**Batch 64** limited by **compute**" in words
     assert "](05_why_the_plateau.ipynb) measures it" in words
@@ -176,13 +176,28 @@ def test_the_plateau_is_told_by_what_limits_each_size(tmp_path: Path):
 def test_a_ladder_adds_its_figure_and_its_summit(tmp_path: Path):
     rungs = (rung_trial("article", 10.0, 0), rung_trial("resident", 2.0, 1))
     own = run_in(tmp_path / "own", sweep_trial(32, 9.0), *rungs)
-    pieces = the_plateau(own)
+    pieces = the_plateau(own, 0.93)
     assert "**resident** trains 50 images/s, 5.0× the article's loop" in words_of(pieces)
     assert sum(isinstance(piece, FigurePiece) for piece in pieces) == 2
 
 
+def test_the_knee_is_told_where_several_feeds_were_swept(tmp_path: Path):
+    article = [sweep_trial(32, 9.0), sweep_trial(64, 9.0)]
+    host = [
+        trial.model_copy(update={"feed": "host", "epoch_s": 200.0 / trial.batch_size})
+        for trial in article
+    ]
+    own = run_in(tmp_path / "own", *article, *host, rung_trial("article", 10.0, 0))
+    with own.writing():
+        own.note_spec("sweep", SweepSpec(device="cpu"))
+        own.note_spec("sweep:host", SweepSpec(device="cpu", feed="host"))
+    assert "The sweet spot at 93 % of the best is 32 (`article`), 64 (`host`)" in words_of(
+        the_plateau(own, 0.93)
+    )
+
+
 def test_a_run_without_a_sweep_has_no_plateau_to_judge(tmp_path: Path):
-    assert "holds no measured sweep" in words_of(the_plateau(run_in(tmp_path / "own")))
+    assert "holds no measured sweep" in words_of(the_plateau(run_in(tmp_path / "own"), 0.93))
 
 
 # Remedies, several GPUs
