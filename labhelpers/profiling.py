@@ -14,8 +14,15 @@ from labhelpers.limits import total_length
 from labhelpers.oom import is_oom
 from labhelpers.records import SweepSpec, Trial
 from labhelpers.training import Step, read_precision
-from labhelpers.trials import feed_of, largest_batch, new_step, opening_facts, warm_up
-from labhelpers.workloads import Workload, batch_length, to_device, workload_from
+from labhelpers.trials import (
+    feed_of,
+    largest_batch,
+    named_workload,
+    new_step,
+    opening_facts,
+    warm_up,
+)
+from labhelpers.workloads import Workload, batch_length, to_device
 
 LEAST_STEPS, MOST_STEPS = 2, 8
 PROFILED_IMAGES = 2048
@@ -37,7 +44,7 @@ def measure_limits(
     the driver's memory calls, `wall_s`, `steps` and `images`, and `why` there are no kernels.
     """
     asked = SweepSpec(**spec)
-    workload = workload or workload_from(asked.workload)
+    workload = workload or named_workload(asked.workload)
     capture = capture_for(torch.device(asked.device))
     place = (batch_size, 0, 0)
     facts = opening_facts("limits", asked, place, feed=asked.feed, precision=asked.precision)

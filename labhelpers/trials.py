@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -65,13 +66,28 @@ def measure_sweep_trial(
     facts = opening_facts("sweep", asked, place, feed=asked.feed, precision=asked.precision)
     facts |= surroundings(capture, "before")
     load = CpuLoad()
-    facts |= _measure(asked, workload or workload_from(asked.workload), batch_size, capture)
+    facts |= _measure(asked, workload or named_workload(asked.workload), batch_size, capture)
     facts["details"] = {"cpu_of_others": load.share_of_others()}
     if asked.feed == "workers":
         facts["details"]["workers"] = asked.workers
     facts |= surroundings(capture, "after") | {"precision_after": read_precision()}
     capture.empty_cache()
     return Trial(**facts).model_dump(mode="json", exclude_none=True)
+
+
+def named_workload(reference: str) -> Workload:
+    """Return the workload of a name, made once in this process unless its file has changed.
+
+    A reader's data set may take long to load, and every trial must train on the same data.
+    """
+    path = reference.rpartition(":")[0]
+    changed_at = os.stat(path).st_mtime_ns if os.path.isfile(path) else None
+    return _made_once(reference, changed_at)
+
+
+@functools.lru_cache(maxsize=4)
+def _made_once(reference: str, _changed_at: int | None) -> Workload:
+    return workload_from(reference)
 
 
 def opening_facts(
