@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebook import Notebook, until
+from lab_page import Notebook, until
 
 from labhelpers.store import RunDirectory, find_runs, open_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebook import Notebook, until
+from lab_page import Notebook, until
 
 from labhelpers.references import REFERENCE_RUNS
 
