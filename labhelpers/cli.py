@@ -91,7 +91,7 @@ def sweep(output: str | None, ladder: bool, rungs: str | None, **options: Any) -
     if ladder or rungs:
         sys.exit(_ladder(options | {"rungs": rungs}, output))
     if under_torchrun():
-        sys.exit(sweep_together(options, output))
+        sweep_together(options, output)
     from labhelpers.records import SweepSpec, ask
     from labhelpers.store import RunDirectory, new_run_path
     from labhelpers.sweep_checks import check_before
@@ -115,7 +115,7 @@ def sweep(output: str | None, ladder: bool, rungs: str | None, **options: Any) -
 def resume(run_dir: str, data_dir: str | None, workload: str | None) -> None:
     """Continue the sweep of a run that was interrupted; finished trials are kept."""
     if under_torchrun():
-        sys.exit(resume_together(run_dir, data_dir, workload))
+        resume_together(run_dir, data_dir, workload)
     from labhelpers.records import SweepSpec, ask
     from labhelpers.store import open_run
     from labhelpers.sweep_checks import check_trusted
@@ -201,7 +201,9 @@ def main() -> None:
     """Run the command line; every bad input is one line and exit code 2."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        code = group.main(prog_name="labhelpers", standalone_mode=False)
+        code = group.main(
+            prog_name="labhelpers", standalone_mode=False, auto_envvar_prefix="LABHELPERS"
+        )
     except InputError as error:
         _fail(str(error), EXIT_BAD_INPUT)
     except click.UsageError as error:
