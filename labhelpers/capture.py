@@ -198,6 +198,8 @@ def capture_for(device: torch.device) -> Capture:
     """
     if device.type != "cuda":
         return CpuCapture(device)
+    if device.index is None:  # "cuda" means the current one, which `set_device` refuses
+        device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_device(device)
     return CudaCapture(device)
 
