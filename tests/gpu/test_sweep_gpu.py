@@ -37,7 +37,7 @@ def sweep(data_report, tmp_path, worker):
         spec = ask(
             SweepSpec,
             {"data_dir": data_report.data_dir, "synthetic": data_report.synthetic,
-             "device": "cuda:0", "repeats": 1, "require_gpu": True} | given,
+             "device": "cuda:0", "repeats": 1, "require_gpu": True, "limits": False} | given,
         )  # fmt: skip
         path = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         trials = run_sweep(spec, RunDirectory.create(path), worker=worker)
