@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from labhelpers.distributed_watch import RollCall
 from labhelpers.environment import describe, resolve_device
 from labhelpers.inputs import InputError
 from labhelpers.oom import attempt, is_context_lost
+from labhelpers.spawning import prepare_child
 from labhelpers.worker import Answer
 
 T = TypeVar("T")
@@ -25,6 +27,11 @@ T = TypeVar("T")
 MEETING_TIMEOUT_S = 300.0
 SPARE_S = 60.0
 """So much later than the deadlines, which name the culprit, torch's own time limits strike."""
+_SETTINGS = (
+    "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO",
+    "NCCL_PROTO",
+)  # fmt: skip
+"""Variables that change how gradients travel, and that name no host."""
 _PEER_FAILED = re.compile(r"gloo|nccl|closed by peer|barrier|connection (reset|refused)", re.I)
 
 
@@ -149,7 +156,11 @@ class Meeting:
 
 
 def meet() -> Meeting:
-    """Find the other ranks of the job that the environment describes (torchrun's variables)."""
+    """Find the other ranks of the job that the environment describes (torchrun's variables).
+
+    From here on this process ends with its launcher, and leaves Ctrl-C to it.
+    """
+    prepare_child(os.getppid())
     limit = timedelta(seconds=MEETING_TIMEOUT_S)
     store, rank, world_size = next(rendezvous("env://", timeout=limit))
     return Meeting(store, rank, world_size)
@@ -221,9 +232,20 @@ def describe_job(team: Team) -> dict[str, Any]:
         "backend": dist.get_backend(team.group),
         "device_names": names,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
-        "nccl_settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")},
+        "nccl_settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
     }
     return facts
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, with all output written.
+
+    Python's own end is left out: it would wait for ranks that are stuck, and now and then a
+    thread of the backend that is still there aborts a process that had done everything.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def is_peer_failure(error: BaseException) -> bool:

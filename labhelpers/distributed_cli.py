@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -30,30 +29,39 @@ def under_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ)
 
 
-def sweep_together(options: Mapping[str, Any], output: str | None) -> int:
-    """Measure a sweep on all ranks, new or gone on with; return this rank's exit code."""
+def sweep_together(options: Mapping[str, Any], output: str | None) -> NoReturn:
+    """Measure a sweep on all ranks, new or gone on with, and end with this rank's exit code."""
     from labhelpers.distributed_records import SPEC_NAME, DistributedSpec
     from labhelpers.distributed_sweep import open_or_create
     from labhelpers.records import ask
 
     given = {name: value for name, value in options.items() if value is not None}
-    return _sweep(
+    _sweep(
         lambda: ask(DistributedSpec, given), lambda spec: open_or_create(output, SPEC_NAME, spec)
     )
 
 
-def resume_together(run_dir: str, data_dir: str | None = None) -> int:
-    """Go on with the sweep that a run holds, on all ranks; return this rank's exit code."""
-    from labhelpers.distributed_sweep import stored_request
+def resume_together(
+    run_dir: str, data_dir: str | None = None, workload: str | None = None
+) -> NoReturn:
+    """Go on with the sweep that a run holds, on all ranks, and end with this rank's exit code.
+
+    Only the host of rank 0 needs to have the directory. `data_dir` is where the data lie now,
+    `workload` names the run's own code if it has some.
+    """
+    from labhelpers.distributed_records import stored_request
     from labhelpers.store import open_run
+    from labhelpers.sweep_checks import check_trusted
 
     def asked() -> DistributedSpec:
-        found = stored_request(open_run(run_dir))
+        run = open_run(run_dir)
+        check_trusted(run, workload)
+        found = stored_request(run)
         if found is None:
             raise InputError(f"{run_dir} holds no sweep of several processes to go on with")
         return found if data_dir is None else found.model_copy(update={"data_dir": data_dir})
 
-    return _sweep(asked, lambda _: open_run(run_dir))
+    _sweep(asked, lambda _: open_run(run_dir))
 
 
 def refuse_accumulation(given: str | None) -> None:
@@ -74,11 +82,8 @@ def refuse_alone(run_dir: str, specs: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def find_together(
-    options: Mapping[str, Any], output: str | None, *, input_shape: tuple[int, ...] | None = None,
-    classes: int | None = None,
-) -> int:  # fmt: skip
-    """Find the batch size that fits on all ranks; return this rank's exit code.
+def find_together(options: Mapping[str, Any], output: str | None) -> NoReturn:
+    """Find the batch size that fits on all ranks, and end with this rank's exit code.
 
     `options` are those of a FinderSpec, the workload among them. With `output`, rank 0 keeps
     every size tried in a run directory, new or not.
@@ -88,15 +93,12 @@ def find_together(
     given = {name: value for name, value in options.items() if value is not None}
 
     def find(spec: FinderSpec, team: Team) -> int:
-        return _find(spec, team, output, input_shape, classes)
+        return _find(spec, team, output)
 
-    return _as_team(FinderSpec, lambda: ask(FinderSpec, given), find)
+    _as_team(FinderSpec, lambda: ask(FinderSpec, given), find)
 
 
-def _find(
-    spec: FinderSpec, team: Team, output: str | None, input_shape: tuple[int, ...] | None,
-    classes: int | None,
-) -> int:  # fmt: skip
+def _find(spec: FinderSpec, team: Team, output: str | None) -> int:
     from labhelpers.distributed import describe_job
     from labhelpers.distributed_find_report import finder_trials, found_answer, probe_table
     from labhelpers.distributed_finder import find_together
@@ -107,7 +109,7 @@ def _find(
     from labhelpers.workloads import workload_from
 
     workload = team.together(
-        lambda: workload_from(spec.workload, input_shape=input_shape, classes=classes)
+        lambda: workload_from(spec.workload, input_shape=spec.input_shape, classes=spec.classes)
     )
     facts = describe_job(team)
     assert team.roll is not None
@@ -130,23 +132,23 @@ def _find(
 
 def _sweep(
     asked: Callable[[], DistributedSpec], open_for: Callable[[DistributedSpec], RunDirectory]
-) -> int:
+) -> NoReturn:
     from labhelpers.distributed_records import DistributedSpec
 
     def measure(spec: DistributedSpec, team: Team) -> int:
         return _measure(spec, team, open_for)
 
-    return _as_team(DistributedSpec, asked, measure)
+    _as_team(DistributedSpec, asked, measure)
 
 
-def _as_team(kind: type[S], asked: Callable[[], S], work: Callable[[S, Team], int]) -> int:
-    """Join the job, take rank 0's request on all ranks, and let them work on it together.
+def _as_team(kind: type[S], asked: Callable[[], S], work: Callable[[S, Team], int]) -> NoReturn:
+    """Join the job, take rank 0's request on all ranks, let them work on it together, and end.
 
     Raises:
         InputError: bad input, on rank 0; the others end without a word.
     """
     _end_at_sigterm()
-    from labhelpers.distributed import meet, team_of
+    from labhelpers.distributed import leave, meet, team_of
 
     meeting = meet()
     try:
@@ -154,11 +156,12 @@ def _as_team(kind: type[S], asked: Callable[[], S], work: Callable[[S, Team], in
         with team_of(
             meeting, spec.device, require_gpu=spec.require_gpu, timeout_s=spec.trial_timeout_s
         ) as team:
-            return guarded(team, work, spec, team)
+            code = guarded(team, work, spec, team)
     except InputError:
         if meeting.rank == 0:
             raise
-        return EXIT_BAD_INPUT
+        leave(EXIT_BAD_INPUT)
+    leave(code)
 
 
 def _measure(
@@ -177,11 +180,8 @@ def _measure(
 
 
 def guarded(team: Team, function: Callable[..., int], *arguments: Any) -> int:
-    """Call a function; after an error end this process at once, so that none waits for it.
-
-    Leaving Python the usual way would wait for the other ranks.
-    """
-    from labhelpers.distributed import is_peer_failure
+    """Call a function; after an error end this process at once, so that none waits for it."""
+    from labhelpers.distributed import is_peer_failure, leave
 
     try:
         return function(*arguments)
@@ -194,8 +194,7 @@ def guarded(team: Team, function: Callable[..., int], *arguments: Any) -> int:
             first_line = str(error).splitlines()[0]
             told = f"lost the other ranks ({first_line}); {team.roll.verdict()}"
         click.echo(f"labhelpers: rank {team.rank}: {told}", err=True)
-        sys.stderr.flush()
-        os._exit(EXIT_FAILED)
+        leave(EXIT_FAILED)
 
 
 def _end_at_sigterm() -> None:

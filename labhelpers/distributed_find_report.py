@@ -42,14 +42,13 @@ def found_answer(found: SharedSize, device: str) -> str:
         f"All {counted(found.world_size, device)} agree: **{size:,} per {what}**, a global batch "
         f"of {whole:,}."
     ]
-    if found.largest != size:
-        lines.append(
-            f"Up to {found.largest:,} ran; {size:,} leaves {show_share(found.headroom, 0)} of the "
-            "memory free."
-        )
     if found.limiting_ranks:
         named = ", ".join(str(rank) for rank in found.limiting_ranks)
-        lines.append(f"The next size does not fit on rank {named}.")
+        lines.append(f"Up to {found.largest:,} ran on all; more does not fit on rank {named}.")
+    if found.largest != size:
+        lines.append(
+            f"{size:,} leaves {show_share(found.headroom, 0)} of every rank's memory free."
+        )
     if found.update_s:
         lines.append(f"Trained together at this size: {show_rate(whole / found.update_s)}.")
     return " ".join(lines)
@@ -69,7 +68,8 @@ def finder_trials(
             peak_reserved_bytes=None if kind == "cpu" else answer.peak_bytes,
             error_text=answer.text, environment_id=environment_id,
             details={
-                "search_outcome": answer.outcome, "limit_bytes": answer.limit_bytes,
+                "purpose": VARIANT, "search_outcome": answer.outcome,
+                "limit_bytes": answer.limit_bytes,
                 "per_gpu_batch_size": probe.batch_size,
                 "global_batch_size": probe.batch_size * found.world_size,
             },

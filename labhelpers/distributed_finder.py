@@ -14,15 +14,21 @@ from labhelpers.distributed import Team
 from labhelpers.distributed_search import Probe, ranks_of, search_together
 from labhelpers.distributed_training import Member, SharedStep, time_updates
 from labhelpers.distributed_trials import rehearse
+from labhelpers.finder_room import keep_heap_small
 from labhelpers.host_memory import host_free_bytes
 from labhelpers.inputs import InputError
-from labhelpers.oom import attempt
+from labhelpers.oom import Attempt, attempt
+from labhelpers.optimizers import optimizer_named
 from labhelpers.records import FinderSpec
 from labhelpers.search import NothingFits, ProbeResult, SearchResult
 from labhelpers.training import set_precision
 from labhelpers.workloads import Batch, Workload
 
-LARGEST = 2**22
+LARGEST = 2**20
+"""The largest size tried where neither a data set nor a maximum bounds it."""
+CPU_LIMIT_BYTES = 2**30
+"""On the CPU, what a rank's trials may use unless asked: a part of what is free, and not more."""
+FEWEST_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def find_together(
     """Find and prove the batch size that every rank of a job can train with.
 
     Memory counts as in the job: DistributedDataParallel's buckets and the optimizer's state
-    are there. The answer has run `num_iterations` updates of all ranks together.
+    are there. The answer has run `num_iterations` updates (at least three) of all ranks together.
 
     Args:
         limit_bytes: what this rank may use; default what its device, or the host, has free.
@@ -67,10 +73,13 @@ def find_together(
         InputError: a workload that cannot be built, on all ranks alike.
     """
     set_precision(spec.precision)
+    if team.device == "cpu":
+        keep_heap_small()
     capture = capture_for(torch.device(team.device))
     step = _step(workload, team, spec)
     _settle_memory(step, workload, capture, team)
     limit = limit_bytes or spec.limit_bytes or free_bytes(capture, team)
+    iterations = max(FEWEST_STEPS, spec.num_iterations)
     until = time.monotonic() + spec.time_budget_s
     choices: dict[str, Any] = {
         "multiple_of": spec.multiple_of, "powers_of_two": spec.powers_of_two,
@@ -78,7 +87,7 @@ def find_together(
     }  # fmt: skip
 
     def probe(size: int) -> ProbeResult:
-        return probe_alone(step, workload, size, capture, limit, spec.num_iterations)
+        return probe_alone(step, workload, size, capture, limit, iterations)
 
     found = search_together(
         probe, team, max_batch_size=_largest_allowed(spec, team), limit_bytes=limit,
@@ -87,7 +96,7 @@ def find_together(
     )  # fmt: skip
     size = with_headroom(found, spec.headroom, probe, team, limit, choices)
     smaller = [probe.batch_size for probe in found.successes if probe.batch_size < size]
-    proven, update_s = prove([size, *reversed(smaller)], step, workload, capture, team, spec)
+    proven, update_s = prove([size, *reversed(smaller)], step, workload, capture, team, iterations)
     limits = tuple(team.gather(limit))
     return SharedSize(
         proven, found.largest, team.world_size, found, spec.headroom, limits, update_s
@@ -96,7 +105,7 @@ def find_together(
 
 def prove(
     sizes: Sequence[int], step: SharedStep, workload: Workload, capture: Capture, team: Team,
-    spec: FinderSpec,
+    iterations: int,
 ) -> tuple[int, float]:  # fmt: skip
     """Train together at the first size that all ranks can; return it, and seconds per update.
 
@@ -107,11 +116,9 @@ def prove(
         NothingFits: none of the sizes runs any more.
     """
     for size in sizes:
-        ready = team.settle(_ready, step, workload, size, capture, spec.num_iterations)
+        ready = team.settle(_ready, step, workload, size, capture, iterations)
         if ready.outcome == "ok":
-            seconds = time_updates(
-                step, ready.value, capture, team, steps=spec.num_iterations, sync=True
-            )
+            seconds = time_updates(step, ready.value, capture, team, steps=iterations, sync=True)
             return size, max(team.gather(sum(seconds) / len(seconds)))
     raise NothingFits(f"no size ran again: {', '.join(map(str, sizes))}; free memory", ())
 
@@ -173,24 +180,38 @@ def probe_alone(
     done = attempt(rehearse, step, workload, size, capture, iterations)
     if not done.ok:
         step.begin()
-        return ProbeResult(size, "oom", payload=done.text)
+        return ProbeResult(size, "oom", needed_bytes=_needed(done), payload=done.text)
     live, reserved = done.value or None, capture.peak_reserved_bytes()
     peak = reserved or live
     too_much = limit_bytes is not None and peak is not None and peak > limit_bytes
-    return ProbeResult(size, "oversubscribed" if too_much else "ok", peak, live)
+    return ProbeResult(
+        size, "oversubscribed" if too_much else "ok", peak_bytes=peak, live_bytes=live
+    )
+
+
+def _needed(failed: Attempt) -> int | None:
+    """Return what was held and asked for when a GPU's memory ended; None where unknown."""
+    said = failed.message
+    if said is None or said.kind != "gpu" or said.reserved_bytes is None:
+        return None
+    return said.reserved_bytes + said.requested_bytes if said.requested_bytes else None
 
 
 def free_bytes(capture: Capture, team: Team) -> int:
     """Return what this rank's trials may use: free, or held by its allocator, and not capped."""
     device = capture.device
     if device.type == "cpu":
-        return host_free_bytes() // team.world_size
+        return min(host_free_bytes() // (2 * team.world_size), CPU_LIMIT_BYTES)
     free, total = torch.cuda.mem_get_info(device)
     cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
     return min(free + torch.cuda.memory_reserved(device), cap)
 
 
 def _step(workload: Workload, team: Team, spec: FinderSpec) -> SharedStep:
+    make_optimizer = workload.make_optimizer
+    if spec.optimizer is not None:
+        make_optimizer = team.together(optimizer_named, spec.optimizer)
+
     def member() -> Member:
         torch.manual_seed(spec.seed)
         return Member(workload.make_model().to(team.device).train())
@@ -198,7 +219,7 @@ def _step(workload: Workload, team: Team, spec: FinderSpec) -> SharedStep:
     made = team.settle(member)
     if made.outcome != "ok":
         raise InputError(f"the model cannot be built on the device: {made.error_text}")
-    optimizer = workload.make_optimizer(made.value.parameters(), spec.learning_rate)
+    optimizer = make_optimizer(made.value.parameters(), spec.learning_rate)
     return SharedStep(made.value, optimizer, workload.loss, spec.precision, team)
 
 

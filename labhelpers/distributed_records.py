@@ -27,12 +27,13 @@ class DistributedSpec(SweepSpec):
     """Ask for a sweep on all the GPUs of a torchrun job, one process a GPU.
 
     `batch_sizes` are those of one GPU, `images` those of all together. `accumulation`
-    micro-batches make an update; `compared_steps` are timed with the all-reduce and without.
+    micro-batches make an update. In the first repeat `compared_steps` are timed twice with the
+    all-reduce and twice without; `None` means "what suits the device".
     """
 
     feed: FeedName = "resident"
     accumulation: Annotated[Integer, Field(ge=1, le=100_000)] = 1
-    compared_steps: Annotated[Integer, Field(ge=1, le=1000)] = 8
+    compared_steps: Annotated[Integer, Field(ge=1, le=1000)] | None = None
 
 
 def variant_of(accumulation: int, *, alone: bool) -> str | None:
@@ -166,15 +167,25 @@ def _is_whole(group: Sequence[Trial]) -> bool:
     return [trial.rank for trial in group] == list(range(group[0].world_size))
 
 
+def stored_request(run: RunDirectory) -> DistributedSpec | None:
+    """Return the sweep that a run was last asked for on several ranks; None if it was not."""
+    asked = run.info.specs.get(SPEC_NAME)
+    return None if asked is None else ask(DistributedSpec, asked)
+
+
+def alike(spec: DistributedSpec, trials: Iterable[Trial]) -> list[Trial]:
+    """Keep the trials of a request's workload, feed and precision."""
+    wanted = (spec.workload, spec.feed, spec.precision)
+    return [t for t in trials if (t.workload, t.feed, t.precision) == wanted]
+
+
 def matching(spec: DistributedSpec, trials: Iterable[Trial], world_size: int) -> list[Group]:
     """Keep the whole measurements that a spec asks for on so many ranks, the baseline too."""
     variants = {variant_of(spec.accumulation, alone=alone): alone for alone in (True, False)}
-    wanted = (spec.workload, spec.feed, spec.precision)
     return [
         group
-        for group in groups_of(trials)
-        if (group.first.workload, group.first.feed, group.first.precision) == wanted
-        and group.first.variant in variants
+        for group in groups_of(alike(spec, trials))
+        if group.first.variant in variants
         and group.first.world_size == (1 if variants[group.first.variant] else world_size)
     ]
 
@@ -184,11 +195,11 @@ def swept(run: RunDirectory) -> list[Trial]:
 
     Then each measurement of the newest job is one trial, by its global batch size.
     """
-    asked = run.info.specs.get(SPEC_NAME)
     if trials := trials_of(run):
         return trials
-    if asked is None:
+    spec = stored_request(run)
+    if spec is None:
         return []
     ranks = int((run.environment().get("job") or {}).get("world_size", 1))
-    groups = matching(ask(DistributedSpec, asked), run.trials("ddp"), ranks)
+    groups = matching(spec, run.trials(SPEC_NAME), ranks)
     return [global_trial(group) for group in groups if not is_alone(group.first)]

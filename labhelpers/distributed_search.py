@@ -31,6 +31,7 @@ class RankAnswer:
     peak_bytes: int | None
     live_bytes: int | None
     limit_bytes: int | None
+    needed_bytes: int | None = None
     text: str | None = None
 
 
@@ -63,7 +64,9 @@ def search_together(
     def ask(size: int) -> ProbeResult:
         own = _careful(probe, size)
         text = own.payload if isinstance(own.payload, str) else None
-        answer = RankAnswer(own.outcome, own.peak_bytes, own.live_bytes, limit_bytes, text)
+        answer = RankAnswer(
+            own.outcome, own.peak_bytes, own.live_bytes, limit_bytes, own.needed_bytes, text
+        )
         return combine(size, team.gather(answer), shared_limit)
 
     return search_largest(
@@ -94,17 +97,23 @@ def combine(size: int, answers: Sequence[RankAnswer], limit_bytes: int | None) -
     """
     outcomes = {answer.outcome for answer in answers}
     worst: ProbeOutcome = next((name for name in _WORST_FIRST if name in outcomes), "ok")
-    peaks = [(answer.peak_bytes, answer.limit_bytes) for answer in answers]
-    live = [(answer.live_bytes, answer.limit_bytes) for answer in answers]
+    peaks = [_scaled(answer.peak_bytes, answer, limit_bytes) for answer in answers]
+    live = [_scaled(answer.live_bytes, answer, limit_bytes) for answer in answers]
+    needed = [_scaled(answer.needed_bytes, answer, limit_bytes) for answer in answers]
     return ProbeResult(
-        size, worst, _nearest(peaks, limit_bytes), _nearest(live, limit_bytes), tuple(answers)
-    )
+        size, worst, peak_bytes=_largest(peaks), live_bytes=_largest(live),
+        needed_bytes=_largest([value for value in needed if value is not None]),
+        payload=tuple(answers),
+    )  # fmt: skip
 
 
-def _nearest(pairs: Sequence[tuple[int | None, int | None]], limit: int | None) -> int | None:
-    scaled = [
-        peak if limit is None or not own else round(peak / own * limit)
-        for peak, own in pairs
-        if peak is not None
-    ]
-    return max(scaled) if scaled and len(scaled) == len(pairs) else None
+def _scaled(value: int | None, answer: RankAnswer, limit_bytes: int | None) -> int | None:
+    if value is None or limit_bytes is None or not answer.limit_bytes:
+        return value
+    return round(value / answer.limit_bytes * limit_bytes)
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    """Return the largest value; None where one is unknown, or there is none."""
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None

@@ -28,12 +28,14 @@ from labhelpers.formats import show_bytes, show_rate
 from labhelpers.inputs import InputError
 from labhelpers.planning import plan
 from labhelpers.progress import describe_failure
-from labhelpers.records import Spec, Trial, ask
+from labhelpers.records import Spec, Trial
 from labhelpers.store import RUN_FILE, RunDirectory, new_run_path, open_run
 from labhelpers.sweep import notes_of, resolved
 from labhelpers.sweep_checks import check_before, check_same_request
 
 _FIXED = ("images", "seed", "learning_rate", "synthetic", "compared_steps")
+
+_GPU_STEPS, _CPU_STEPS = 20, 3
 
 Say = Callable[[str], None]
 
@@ -47,12 +49,6 @@ def open_or_create(path: str | None, name: str, spec: Spec) -> RunDirectory:
         return open_run(path)
     folder = new_run_path("results") if path is None else Path(path)
     return RunDirectory.create(folder, specs={name: spec})
-
-
-def stored_request(run: RunDirectory) -> DistributedSpec | None:
-    """Return the sweep that a run was last asked for on several ranks; None if it was not."""
-    asked = run.info.specs.get(SPEC_NAME)
-    return None if asked is None else ask(DistributedSpec, asked)
 
 
 def run_shared_sweep(
@@ -69,7 +65,7 @@ def run_shared_sweep(
     """
     assert team.roll is not None
     team.together(_check, spec)
-    spec = spec.model_copy(update=resolved(spec, team.device).model_dump())
+    spec = filled(spec, team.device)
     facts = describe_job(team)
     name = environment_id(facts)
     with ExitStack() as stack:
@@ -83,6 +79,13 @@ def run_shared_sweep(
                 run.append(*trials)
                 say(f"[{number}/{len(waiting)}] {what}: {_seen(Group(tuple(trials)))}")
     return [] if run is None else measured(spec, run, team.world_size)
+
+
+def filled(spec: DistributedSpec, device: str) -> DistributedSpec:
+    """Fill in what was left open, with what suits the device."""
+    steps = spec.compared_steps or (_GPU_STEPS if device != "cpu" else _CPU_STEPS)
+    found = resolved(spec, device).model_dump() | {"compared_steps": steps}
+    return spec.model_copy(update=found)
 
 
 def _check(spec: DistributedSpec) -> None:

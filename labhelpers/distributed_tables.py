@@ -7,7 +7,15 @@ from typing import Any
 
 import pandas as pd
 
-from labhelpers.distributed_records import Group, accumulation_of, groups_of, is_alone
+from labhelpers.distributed_records import (
+    SPEC_NAME,
+    Group,
+    accumulation_of,
+    alike,
+    groups_of,
+    is_alone,
+    stored_request,
+)
 from labhelpers.formats import NOT_AVAILABLE, mib, ms, show_bytes, show_seconds
 from labhelpers.records import Trial
 from labhelpers.store import RunDirectory
@@ -38,8 +46,12 @@ def scaling_table(trials: Iterable[Trial]) -> pd.DataFrame:
 
 
 def scaling_of(run: RunDirectory) -> pd.DataFrame:
-    """Return the table of what a run holds; empty if it holds no job on several GPUs."""
-    return scaling_table(run.trials("ddp"))
+    """Return the table of the job that a run was last asked for; empty if there was none.
+
+    A run may hold several: all numbers of GPUs, and all accumulations, are in it.
+    """
+    spec = stored_request(run)
+    return scaling_table([] if spec is None else alike(spec, run.trials(SPEC_NAME)))
 
 
 def _gathered(groups: Iterable[Group]) -> dict[Key, list[Group]]:

@@ -102,7 +102,7 @@ def _measured(spec: DistributedSpec, task: Task, team: Team, capture: Capture) -
     )  # fmt: skip
     facts = _timed(spec, step, shared, capture, team)
     facts["first_step_peak_bytes"] = rehearsed.value
-    if team.group is not None:
+    if team.group is not None and task.repeat == 0:
         batch = workload.make_batch(task.batch_size, capture.device)
         facts["details"] = _compared(spec, step, batch, capture, team)
     return facts
@@ -161,8 +161,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Time updates with and without the all-reduce, twice in turn, so that a drift hits both."""
     times: dict[bool, tuple[float, ...]] = {True: (), False: ()}
+    steps = spec.compared_steps or 1
     for sync in (True, False, True, False):
-        times[sync] += time_updates(
-            step, batch, capture, team, steps=spec.compared_steps, sync=sync
-        )
+        times[sync] += time_updates(step, batch, capture, team, steps=steps, sync=sync)
     return {"synced_step_times_s": times[True], "unsynced_step_times_s": times[False]}

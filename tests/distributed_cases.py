@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from labhelpers.accumulation import accumulate
 from labhelpers.caps import memory_cap
 from labhelpers.capture import capture_for
-from labhelpers.distributed import Team, meet, team_of
+from labhelpers.distributed import Team, leave, meet, team_of
 from labhelpers.distributed_finder import find_together
 from labhelpers.distributed_records import DistributedSpec
 from labhelpers.distributed_search import ranks_of, search_together
@@ -374,6 +374,7 @@ def main() -> None:
                 print(f"{case.__name__}: {time.perf_counter() - started:.2f} s", flush=True)
         if team.leads:
             RESULTS.write_text(json.dumps(results))
+    leave(0)
 
 
 if __name__ == "__main__":
