@@ -109,24 +109,24 @@ RUNGS = (
         "the fused kernels are no better here than the library's own",
     ),
     Rung(
-        "bf16", ("compile_graph", "compile", "fused_adam"), {"precision": "bf16"},
+        "bf16", ("cuda_graph", "fused_adam"), {"precision": "bf16"},
         "autocast to bfloat16 in place of TF32",
         "casting every input and weight costs more than these narrow layers save: with 1, 16 and "
         "32 channels the matrix units stay nearly empty",
     ),
     Rung(
-        "fp16", ("compile_graph", "compile", "fused_adam"), {"precision": "fp16"},
+        "fp16", ("cuda_graph", "fused_adam"), {"precision": "fp16"},
         "autocast to float16 with loss scaling, in place of TF32",
         "the same casts as bfloat16, and a check of all gradients for the loss scale on top",
     ),
     Rung(
-        "channels_last", ("compile_graph", "compile", "fused_adam"), {"channels_last": True},
+        "channels_last", ("cuda_graph", "fused_adam"), {"channels_last": True},
         "weights and activations with the channels last in memory",
         "with 1 and 16 channels a pixel's channels fill no cache line; the layout pays from about "
         "64 channels on",
     ),
     Rung(
-        "autotuned", ("compile_graph", "compile", "fused_adam"), {"autotuned": True},
+        "autotuned", ("compile_graph", "cuda_graph"), {"autotuned": True},
         "cuDNN tries its convolutions once and keeps the fastest",
         "its own guess was as good; what is left is noise",
     ),

@@ -41,8 +41,10 @@ def test_the_top_of_a_gpus_ladder():
     assert setups["compile_graph"] == Setup(
         feed="resident", fused_adam=True, precision="tf32", graph=True, compiled=True
     )
+    assert setups["autotuned"].compiled
     assert setups["bf16"].precision == "bf16"
     assert setups["bf16"].graph
+    assert not setups["bf16"].compiled
     assert not setups["cuda_graph"].compiled
     assert not setups["compile"].graph
 
@@ -79,7 +81,7 @@ def test_an_old_gpu_lacks_the_precisions_it_cannot_do():
 def test_bases_come_along_with_the_rungs_asked_for():
     ladder = ladder_for(spec_of("cuda:0", rungs="bf16"), H200)
     assert list(ladder.setups) == [
-        "article", "host", "resident", "fused_adam", "tf32", "cuda_graph", "compile_graph", "bf16",
+        "article", "host", "resident", "fused_adam", "tf32", "cuda_graph", "bf16",
     ]  # fmt: skip
 
 
