@@ -35,6 +35,8 @@ class GraphedStep:
     """
 
     def __init__(self, step: Step, batches: Sequence[Tensor], kept: int) -> None:
+        # A graph holds addresses, not tensors: what the step reads must live as long as it.
+        self._step = step
         self._captured: dict[int, Captured] = {}
         pool: Any = None
         for batch in batches:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from labhelpers.capture import capture_for
+from labhelpers.environment import resolve_device
 from labhelpers.formats import MIB
 from labhelpers.freeing import Memory, read_memory, release_memory
 from labhelpers.oom import attempt
@@ -54,7 +55,8 @@ class _Watch:
     """Read memory on a device, as bytes above what was there at the beginning."""
 
     def __init__(self, title: str, device: str, block_bytes: int) -> None:
-        self.title, self.device, self.block_bytes = title, torch.device(device), block_bytes
+        self.title, self.block_bytes = title, block_bytes
+        self.device = torch.device(resolve_device(str(device)))
         self._moments: list[Moment] = []
         self.block()  # what the first block and the first error bring along is nobody's block
         with suppress(RuntimeError):
