@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -158,3 +160,34 @@ def test_kernel(tmp_path, notebook, monkeypatch):
         == EXIT_DONE
     )
     assert check_whole(path)[: len(before)] == before
+
+
+HEADLESS = """
+import signal, sys
+from pathlib import Path
+from labhelpers import cli
+from labhelpers.report import run_notebook
+signal.signal(signal.SIGTERM, cli._terminated)
+run_notebook(Path(sys.argv[1]), Path(sys.argv[2]), {"run_dir": sys.argv[3]})
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_whoever_ends_a_headless_run_ends_its_kernel_and_its_worker(tmp_path, notebook, number):
+    path = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEADLESS, notebook, tmp_path / "out.ipynb", path],
+        env=os.environ | {"LABHELPERS_TEST_SLEEP_S": "0.5"}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: kept(path), within_s=60)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 2
+    process.send_signal(number)
+    process.wait(timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
+    before = kept(path)
+    assert len(before) < len(SIZES) * REPEATS
+    assert not (tmp_path / "out.ipynb").exists()
+    resume(path, before)
+    count("headless runs ended by a signal")
