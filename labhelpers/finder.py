@@ -33,9 +33,8 @@ def find_batch_size(
     Args:
         model: a torch model; it is handed back as it was, also after an error or Ctrl-C.
         input_shape, output_shape: of one sample, without the batch dimension.
-        dataset_size: no batch is larger.
+        dataset_size, max_batch_size: no batch is larger.
         device: such as "cuda:1"; the best there is by default.
-        max_batch_size: no batch is larger.
         strategy: "exact", "doubling" (the article's own) or "bisect".
         headroom: share of the usable memory to leave free; 0 for the largest that ran.
         isolate: False tries in this process, True never does; by default a worker process
@@ -55,10 +54,9 @@ def find_batch_size(
         "dataset_size": dataset_size, "max_batch_size": max_batch_size, "strategy": strategy,
         "num_iterations": num_iterations, "headroom": headroom,
     }  # fmt: skip
+    spec, settings = ask(FinderSpec, asked), read_settings()
     report = _or_own_error(
-        lambda: run_finder(
-            ask(FinderSpec, asked), workload=workload, settings=read_settings(), isolate=isolate
-        )
+        lambda: run_finder(spec, workload=workload, settings=settings, isolate=isolate)
     )
     for note in report.notes:
         warnings.warn(note, stacklevel=2)
