@@ -45,7 +45,7 @@ def measure_rung(
     """
     asked, wanted = LadderSpec(**spec), Setup(**setup)
     rung = prepared(asked, wanted, place[0])
-    gc.freeze()
+    gc.freeze()  # no search for garbage among torch's modules shall fall into a short epoch
     facts = opening_facts("ladder", asked, place, feed=wanted.feed, precision=wanted.precision)
     facts |= {"variant": names[0]} | surroundings(rung.capture, "before")
     load = CpuLoad()
@@ -80,7 +80,7 @@ def forget() -> None:
     if "torch._dynamo" in sys.modules:
         # Otherwise compiled versions add up until the compiler gives up, without a word.
         torch._dynamo.reset()
-    gc.collect()
+    gc.unfreeze()  # compiled code is in cycles, and holds the images
 
 
 def images_of(asked: LadderSpec, batch_size: int) -> int:

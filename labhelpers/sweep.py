@@ -127,16 +127,19 @@ class _Sweep:
 
     def measure(self) -> list[Trial]:
         """Measure trial after trial, then what limits each size; note what all of it took."""
-        started = time.perf_counter()
+        started, profiled = time.perf_counter(), False
         try:
             while waiting := due(self._spec, self._finished):
                 for number in range(len(waiting)):
                     self._one(waiting[number:])
-            self._profile()
+            profiled = self._profile()
         finally:
             # On a full disk the trial that could not be kept is what is worth saying.
             with suppress(OSError):
                 self._note_timing(time.perf_counter() - started)
+        if profiled:
+            # A profiler that was once started may slow down what its process launches later.
+            self._worker.restart()
         whole = matching(self._run.trials("sweep"), self._spec)
         return measured(self._spec, {(trial.batch_size, trial.repeat): trial for trial in whole})
 
@@ -156,18 +159,18 @@ class _Sweep:
         progress.remaining_s = estimate_s(waiting[1:], self._seconds)
         self._on_progress(progress)
 
-    def _profile(self) -> None:
-        """Profile a few steps of each size that ran; a profiler that fails costs a note only.
+    def _profile(self) -> bool:
+        """Profile a few steps of each size that ran, after all timed trials; tell if any was.
 
-        After all timed trials and in a process that ends then, because a profiler that was
-        once started may slow down what the process launches later.
+        A profiler that fails costs a note only.
         """
         profile, spec = self._measure.profile, self._spec
         if profile is None or not spec.limits or spec.device == "cpu":
-            return
+            return False
         known = {trial.batch_size for trial in matching(self._run.trials("limits"), spec)}
         ran = {size for (size, _), trial in self._finished.items() if trial.outcome == "ok"}
-        for size in sorted(ran & set(spec.batch_sizes or ()) - known):
+        waiting = sorted(ran & set(spec.batch_sizes or ()) - known)
+        for size in waiting:
             answer = self._worker.run(
                 profile, spec.model_dump(mode="json"), size,
                 timeout_s=spec.trial_timeout_s, stop=self._stop,
@@ -176,8 +179,7 @@ class _Sweep:
                 self._run.append(Trial(**answer.value))
             else:
                 self._run.note(f"batch {size:,} could not be profiled: {answer.error_text}")
-        if ran - known:
-            self._worker.restart()
+        return bool(waiting)
 
     def _note_timing(self, wall_s: float) -> None:
         new = [trial for key, trial in self._finished.items() if key not in self._known]

@@ -1,6 +1,8 @@
 """Repeats that know when to stop: randomised, resumable, within a budget. No torch."""
 
 import random
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import measures
@@ -117,8 +119,6 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_a_sweep_with_automatic_repeats_can_be_stopped_and_resumed(run, worker):
-    import threading
-
     stop = threading.Event()
     totals: list[int] = []
 
@@ -170,3 +170,38 @@ def test_a_sweep_of_another_name_stands_beside_the_runs_own(run, worker):
     mixed = other.model_copy(update={"images": 5})
     with pytest.raises(Exception, match="images: got 5, but"):
         run_sweep(mixed, run, **(run_sweep_of | {"name": "sweep:third"}))
+
+
+def profile(spec: dict, batch_size: int) -> dict:
+    """Stand for a profiler: fail at 16."""
+    if batch_size == 16:
+        raise RuntimeError("CUPTI is busy")
+    return {"kind": "limits", "workload": spec["workload"], "batch_size": batch_size,
+            "feed": spec["feed"], "details": {"limits": {"kernel_s": 1.0}}}  # fmt: skip
+
+
+def on_a_gpu(device: str, require_gpu: bool) -> dict:
+    return measures.prepare(device, require_gpu) | {"device": "cuda:0"}
+
+
+def test_each_size_is_profiled_once_after_all_trials_in_a_process_that_ends(run, worker):
+    measure = replace(measures.WITHOUT_TORCH, prepare=on_a_gpu, profile=profile)
+    asked = spec_of(repeats=2)
+    before = worker.run(measures.process_id, timeout_s=30).value
+    run_sweep(asked, run, worker=worker, measure=measure)
+    assert [t.kind for t in run.trials()] == ["sweep"] * 6 + ["limits"] * 2
+    assert [t.batch_size for t in trials_of(run, kind="limits")] == [8, 32]
+    assert run.info.notes[-1] == "batch 16 could not be profiled: CUPTI is busy"
+    assert worker.run(measures.process_id, timeout_s=30).value != before
+    run_sweep(asked, run, worker=worker, measure=measure)
+    assert len(run.trials("limits")) == 2
+
+
+@pytest.mark.parametrize("given", [{"limits": False}, {}])
+def test_nothing_is_profiled_on_a_cpu_or_where_it_is_not_wanted(run, worker, given):
+    prepare = on_a_gpu if given else measures.prepare
+    measure = replace(measures.WITHOUT_TORCH, prepare=prepare, profile=profile)
+    before = worker.run(measures.process_id, timeout_s=30).value
+    run_sweep(spec_of(repeats=1, **given), run, worker=worker, measure=measure)
+    assert run.trials("limits") == []
+    assert worker.run(measures.process_id, timeout_s=30).value == before
