@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from labhelpers.distributed_finder import SharedSize
+from labhelpers.distributed_records import PROVEN, SEARCHED
 from labhelpers.distributed_search import RankAnswer, ranks_of
 from labhelpers.distributed_tables import counted, seat
 from labhelpers.formats import show_bytes, show_rate, show_share
 from labhelpers.records import FinderSpec, Outcome, Trial
 from labhelpers.search import ProbeOutcome
 
-VARIANT = "all ranks"
 _AS_TRIAL: dict[ProbeOutcome, Outcome] = {
     "ok": "ok", "oom": "oom", "oversubscribed": "oom", "killed": "killed", "timeout": "timeout",
     "library_limit": "error", "error": "error",
@@ -49,31 +52,51 @@ def found_answer(found: SharedSize, device: str) -> str:
         lines.append(
             f"{size:,} leaves {show_share(found.headroom, 0)} of every rank's memory free."
         )
-    if found.update_s:
-        lines.append(f"Trained together at this size: {show_rate(whole / found.update_s)}.")
+    lines.append(f"Trained together at this size: {show_rate(whole / found.update_s)}.")
     return " ".join(lines)
 
 
 def finder_trials(
     found: SharedSize, spec: FinderSpec, device: str, environment_id: str
 ) -> list[Trial]:
-    """Return one trial for each size tried and rank, in the order tried."""
-    kind = device.partition(":")[0]
-    return [
-        Trial(
-            kind="finder", workload=spec.workload, variant=VARIANT, position=position,
-            batch_size=probe.batch_size, precision=spec.precision, device=kind, rank=rank,
-            world_size=found.world_size, synthetic=True, outcome=_AS_TRIAL[answer.outcome],
-            peak_allocated_bytes=answer.live_bytes,
-            peak_reserved_bytes=None if kind == "cpu" else answer.peak_bytes,
-            error_text=answer.text, environment_id=environment_id,
-            details={
-                "purpose": VARIANT, "search_outcome": answer.outcome,
-                "limit_bytes": answer.limit_bytes,
-                "per_gpu_batch_size": probe.batch_size,
-                "global_batch_size": probe.batch_size * found.world_size,
-            },
-        )
+    """Return one trial for each size tried and rank, in order, and one a rank for the answer."""
+    about: dict[str, Any] = {
+        "kind": "finder", "workload": spec.workload, "precision": spec.precision,
+        "device": device.partition(":")[0], "world_size": found.world_size, "synthetic": True,
+        "environment_id": environment_id,
+    }  # fmt: skip
+    tried = [
+        _tried(probe.batch_size, position, rank, answer, about)
         for position, probe in enumerate(found.search.probes)
         for rank, answer in enumerate(ranks_of(probe))
+    ]
+    size, steps = found.batch_size, found.proven_steps
+    answered = [
+        Trial(
+            **about, variant=PROVEN, batch_size=size, rank=rank, position=len(tried),
+            images=size * steps, steps=steps, updates=steps, last_batch=size,
+            epoch_s=found.update_s * steps,
+            details={"purpose": PROVEN, "headroom": found.headroom, **_sizes(size, about)},
+        )
+        for rank in range(found.world_size)
     ]  # fmt: skip
+    return tried + answered
+
+
+def _tried(
+    size: int, position: int, rank: int, answer: RankAnswer, about: Mapping[str, Any]
+) -> Trial:
+    on_cpu = about["device"] == "cpu"
+    return Trial(
+        **about, variant=SEARCHED, batch_size=size, rank=rank, position=position,
+        outcome=_AS_TRIAL[answer.outcome], peak_allocated_bytes=answer.live_bytes,
+        peak_reserved_bytes=None if on_cpu else answer.peak_bytes, error_text=answer.text,
+        details={
+            "purpose": SEARCHED, "search_outcome": answer.outcome,
+            "limit_bytes": answer.limit_bytes, **_sizes(size, about),
+        },
+    )  # fmt: skip
+
+
+def _sizes(size: int, about: Mapping[str, Any]) -> dict[str, int]:
+    return {"per_gpu_batch_size": size, "global_batch_size": size * about["world_size"]}

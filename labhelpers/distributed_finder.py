@@ -36,7 +36,7 @@ class SharedSize:
     """The size all ranks agreed on: `largest` ran everywhere, `batch_size` leaves the headroom.
 
     The answers of the ranks are the payloads of the probes. `update_s` is the time of an
-    update of all ranks at `batch_size`, gradients sent.
+    update of all ranks at `batch_size`, gradients sent, over `proven_steps` of them.
     """
 
     batch_size: int
@@ -45,7 +45,8 @@ class SharedSize:
     search: SearchResult
     headroom: float
     limits_bytes: tuple[int | None, ...]
-    update_s: float | None = None
+    update_s: float
+    proven_steps: int
 
     @property
     def limiting_ranks(self) -> tuple[int, ...]:
@@ -99,7 +100,7 @@ def find_together(
     proven, update_s = prove([size, *reversed(smaller)], step, workload, capture, team, iterations)
     limits = tuple(team.gather(limit))
     return SharedSize(
-        proven, found.largest, team.world_size, found, spec.headroom, limits, update_s
+        proven, found.largest, team.world_size, found, spec.headroom, limits, update_s, iterations
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from labhelpers.distributed_records import PROVEN, SEARCHED
 from labhelpers.distributed_tables import counted, readable_scaling, scaling_of, seat
 from labhelpers.formats import show_rate, show_share
 from labhelpers.inputs import InputError
@@ -168,7 +169,31 @@ def _measured(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return known
 
 
+def found_together(run: RunDirectory) -> str | None:
+    """Say what the run's newest search on all ranks found; None if it holds none."""
+    answers = [trial for trial in run.trials("finder") if trial.variant == PROVEN]
+    if not answers:
+        return None
+    answer = answers[-1]
+    tried: dict[int, list[str]] = {}
+    for trial in run.trials("finder"):
+        if trial.variant == SEARCHED and trial.workload == answer.workload:
+            tried.setdefault(trial.batch_size, []).append(trial.outcome)
+    largest = max(size for size, outcomes in tried.items() if set(outcomes) == {"ok"})
+    what, ranks = seat(answer.device), answer.world_size
+    rate = (answer.images_per_s or 0) * ranks
+    return (
+        f"The search on all {counted(ranks, answer.device)} agreed: **{answer.workload}** trains "
+        f"with up to {largest:,} samples per {what} on every one. With "
+        f"{show_share((answer.details or {}).get('headroom'), 0)} of the memory kept free it is "
+        f"**{answer.batch_size:,} per {what}**, a global batch of {answer.batch_size * ranks:,}, "
+        f"trained together at {show_rate(rate)}."
+    )
+
+
 def narrations(run: RunDirectory) -> Sequence[str]:
     """Return the sentences of a report's section about several GPUs, in order."""
     table = scaling_of(run)
-    return (whose_job(run), scaling_answer(table), all_reduce(table), effective_batch(table))
+    found = found_together(run)
+    said = (whose_job(run), scaling_answer(table), all_reduce(table), effective_batch(table))
+    return said if found is None else (*said, found)

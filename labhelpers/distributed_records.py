@@ -14,6 +14,11 @@ from labhelpers.store import RunDirectory
 from labhelpers.sweep import trials_of
 from labhelpers.verdicts import median
 
+SEARCHED = "all ranks"
+"""Variant and purpose of a size that a search tried on all ranks."""
+PROVEN = "all ranks, trained together"
+"""Variant of the size that such a search answered with: its updates, gradients sent."""
+
 N = TypeVar("N", int, float)
 
 SPEC_NAME = "ddp"

@@ -117,11 +117,38 @@ def counted(ranks: int, device: str) -> str:
     return f"{ranks} {what if ranks == 1 else plural}"
 
 
-def readable_scaling(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table as text for people: units in the heads, `n/a` where not measured."""
-    what = seat(table["device"].iloc[0]) if len(table) else "GPU"
-    shown = {
-        "world_size": ("processes" if what == "process" else "GPUs", "{:,.0f}"),
+JOB_SPEED = ("world_size", "per_gpu_batch", "global_batch", "accumulation", "images_per_s",
+             "alone_images_per_s", "efficiency", "all_reduce_share")  # fmt: skip
+JOB_COST = ("world_size", "per_gpu_batch", "global_batch", "effective_batch", "update_ms",
+            "spread", "allocated_mib", "updates", "last_global_batch")  # fmt: skip
+
+
+def readable_scaling(
+    table: pd.DataFrame, columns: Iterable[str] = (*JOB_SPEED, *JOB_COST[3:])
+) -> pd.DataFrame:
+    """Return the table as text for people: units in the heads, `n/a` where not measured.
+
+    `columns` may be `JOB_SPEED` or `JOB_COST`, so that a table fits a page.
+    """
+    heads = _heads(seat(table["device"].iloc[0]) if len(table) else "GPU")
+    plain = bool((table["accumulation"] == 1).all())
+    text = {
+        heads[name][0]: [
+            NOT_AVAILABLE if pd.isna(value) else heads[name][1].format(value)
+            for value in table[name]
+        ]
+        for name in columns
+        if not (plain and name in ("accumulation", "effective_batch"))
+    }
+    if table["flags"].any():
+        text["flags"] = list(table["flags"])
+    return pd.DataFrame(text)
+
+
+def _heads(what: str) -> dict[str, tuple[str, str]]:
+    """Return head and form of each column, for a job whose ranks have a GPU or a process each."""
+    return {
+        "world_size": (counted(2, "cpu" if what == "process" else "cuda")[2:], "{:,.0f}"),
         "per_gpu_batch": (f"batch per {what}", "{:,.0f}"),
         "global_batch": ("global batch", "{:,.0f}"),
         "accumulation": ("accumulation", "{:,.0f}"),
@@ -133,15 +160,6 @@ def readable_scaling(table: pd.DataFrame) -> pd.DataFrame:
         "allocated_mib": ("highest peak MiB", "{:,.1f}"), "updates": ("updates/epoch", "{:,.0f}"),
         "last_global_batch": ("last global batch", "{:,.0f}"),
     }  # fmt: skip
-    if (table["accumulation"] == 1).all():
-        del shown["accumulation"], shown["effective_batch"]
-    text = {
-        head: [NOT_AVAILABLE if pd.isna(value) else form.format(value) for value in table[name]]
-        for name, (head, form) in shown.items()
-    }
-    if table["flags"].any():
-        text["flags"] = list(table["flags"])
-    return pd.DataFrame(text)
 
 
 def rank_table(trials: Iterable[Trial]) -> pd.DataFrame:

@@ -82,7 +82,9 @@ def curve_of(
         return None
     device = str(run.environment().get("device_name", "unknown device"))
     many = trials[0].world_size
-    device = f"{many} × {device}" if many > 1 else device
+    if many > 1:
+        on_cpu = trials[0].device == "cpu"
+        device = f"{device}, {many} processes" if on_cpu else f"{many} × {device}"
     label = f"{device} ({'committed run' if is_committed(run) else 'this machine'})"
     label += "" if trials[0].device != "cpu" else ", CPU"
     label += ", synthetic images" if trials[0].synthetic else ""

@@ -12,9 +12,9 @@ from labhelpers import (
     probe_narrative,
     remedy_narrative,
 )
-from labhelpers.distributed_narrative import narrations, run_to_show
+from labhelpers.distributed_narrative import effective_batch_table, narrations, run_to_show
 from labhelpers.distributed_plots import scaling_figure
-from labhelpers.distributed_tables import scaling_of
+from labhelpers.distributed_tables import JOB_COST, JOB_SPEED, readable_scaling, scaling_of
 from labhelpers.finder_report import read_reports
 from labhelpers.knee import knee_figure, knee_rates, knee_story
 from labhelpers.ladder import ceilings_of, ladder_trials_of
@@ -132,7 +132,14 @@ def several_gpus(run: RunDirectory) -> list[Piece]:
     table = scaling_of(source)
     figure = scaling_figure(table, f"Several at once: {device_of(source)}")
     alt = "Global images per second, efficiency, the share of all-reduce, and peaks, by batch size"
-    return [*narrations(source), FigurePiece(figure, alt)]
+    wanted = int(table["global_batch"].max())
+    return [
+        *narrations(source),
+        FigurePiece(figure, alt),
+        TablePiece(readable_scaling(table, JOB_SPEED), "Speed of all together, and efficiency"),
+        TablePiece(readable_scaling(table, JOB_COST), "Memory at the peak, and what an epoch is"),
+        TablePiece(effective_batch_table(table, wanted), f"Ways to {wanted:,} images per update"),
+    ]
 
 
 def _cliff_figure(own: ProbeCurve | None, recorded: Sequence[ProbeCurve]) -> FigurePiece:

@@ -23,6 +23,7 @@ from labhelpers.accumulation import accumulate
 from labhelpers.caps import memory_cap
 from labhelpers.capture import capture_for
 from labhelpers.distributed import Team, leave, meet, team_of
+from labhelpers.distributed_find_report import finder_trials, found_answer
 from labhelpers.distributed_finder import find_together
 from labhelpers.distributed_records import DistributedSpec
 from labhelpers.distributed_search import ranks_of, search_together
@@ -347,7 +348,9 @@ def find_with_a_cap_on_one_rank(team: Team) -> dict[str, Any]:
     spec = ask(FinderSpec, {"num_iterations": 2, "headroom": 0.1, "max_batch_size": 4096})
     with memory_cap(budget_bytes=budget) if team.rank == 1 else nullcontext():
         found = find_together(workload, team, spec, limit_bytes=budget)
+    kept = finder_trials(found, spec, team.device, "here")
     return {
+        "trials": len(kept), "rate": kept[-1].images_per_s, "sentence": found_answer(found, "cpu"),
         "size": found.batch_size, "largest": found.largest, "update_s": found.update_s,
         "ran": [p.batch_size for p in found.search.successes],
         "limiting": found.limiting_ranks, "limits": found.limits_bytes,

@@ -156,6 +156,10 @@ def test_real_ooms_on_one_capped_rank_end_in_one_size_that_ran_on_both(cases):
     assert first["size"] <= first["largest"]
     assert first["update_s"] > 0
     assert first["limiting"] == [1]
+    assert first["trials"] == 2 * len(first["outcomes"]) + 2
+    assert first["rate"] == pytest.approx(first["size"] / first["update_s"])
+    assert first["sentence"].startswith(f"All 2 processes agree: **{first['size']:,} per process**")
+    assert "more does not fit on rank 1" in first["sentence"]
     assert all(outcomes[0] == "ok" for outcomes in first["outcomes"])
     # 2^16 float32 inputs a sample; the budget holds them, and a step needs little more.
     assert first["limits"][1] // 2**18 // 4 < first["size"] <= first["limits"][1] // 2**18

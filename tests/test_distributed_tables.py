@@ -8,6 +8,7 @@ from labhelpers.distributed_narrative import (
     all_reduce,
     effective_batch,
     effective_batch_table,
+    found_together,
     narrations,
     run_to_show,
     scaling_answer,
@@ -16,6 +17,8 @@ from labhelpers.distributed_narrative import (
 )
 from labhelpers.distributed_plots import scaling_figure
 from labhelpers.distributed_records import (
+    PROVEN,
+    SEARCHED,
     DistributedSpec,
     Group,
     global_trial,
@@ -25,10 +28,19 @@ from labhelpers.distributed_records import (
     swept,
     variant_of,
 )
-from labhelpers.distributed_tables import counted, rank_table, readable_scaling, scaling_table
+from labhelpers.distributed_tables import (
+    JOB_COST,
+    JOB_SPEED,
+    counted,
+    rank_table,
+    readable_scaling,
+    scaling_table,
+)
 from labhelpers.inputs import InputError
+from labhelpers.pieces import FigurePiece, TablePiece
 from labhelpers.records import Trial, ask
 from labhelpers.references import curve_of
+from labhelpers.sections import several_gpus
 from labhelpers.store import RunDirectory
 
 IMAGES = 1200
@@ -181,6 +193,14 @@ def test_people_read_what_a_rank_has_for_itself(device, head):
     assert accumulated["effective batch"].tolist() == ["32"]
 
 
+def test_the_table_comes_in_two_that_fit_a_page():
+    table = scaling_table([alone(8, accumulation=2), *ranks(8, accumulation=2)])
+    speed, cost = readable_scaling(table, JOB_SPEED), readable_scaling(table, JOB_COST)
+    assert list(speed)[:4] == ["GPUs", "batch per GPU", "global batch", "accumulation"]
+    assert list(cost)[3] == "effective batch"
+    assert cost["highest peak MiB"].tolist() == ["150.0"]
+
+
 def test_every_rank_has_a_row_with_its_peak():
     table = rank_table([alone(8), *ranks(8)])
     assert table["rank"].tolist() == [0, 1]
@@ -280,6 +300,40 @@ def test_a_request_is_matched_by_workload_feed_precision_and_accumulation(run):
     found = matching(spec, trials, 2)
     assert [group.first.variant for group in found] == ["accumulation 4", "alone, accumulation 4"]
     assert matching(ask(DistributedSpec, {"feed": "host"}), trials, 2) == []
+
+
+def test_processes_on_one_cpu_are_not_called_several_of_it(run):
+    curve = curve_of(run, trials=[t.model_copy(update={"device": "cpu"}) for t in swept(run)])
+    assert curve is not None
+    assert curve.device == "NVIDIA H200, 2 processes"
+
+
+def test_the_reports_section_shows_figure_tables_and_ways_to_an_effective_batch(run):
+    pieces = several_gpus(run)
+    captions = [piece.caption for piece in pieces if isinstance(piece, TablePiece)]
+    assert captions[-1] == "Ways to 64 images per update"
+    assert sum(isinstance(piece, FigurePiece) for piece in pieces) == 1
+    assert any("**50.0 %** of perfect" in piece for piece in pieces if isinstance(piece, str))
+
+
+def test_a_search_on_all_ranks_is_told_from_its_trials(run):
+    sizes = {4: "ok", 9: "ok", 10: "oom"}
+    facts = {"kind": "finder", "workload": "resnet50", "world_size": 2, "device": "cuda"}
+    assert found_together(run) is None
+    with run.writing():
+        for size, outcome in sizes.items():
+            seen = [Trial(**facts, variant=SEARCHED, batch_size=size, rank=r) for r in (0, 1)]
+            run.append(seen[0], seen[1].model_copy(update={"outcome": outcome}))
+        run.append(
+            Trial(**facts, variant=PROVEN, batch_size=8, images=24, steps=3, epoch_s=0.5,
+                  details={"headroom": 0.1})
+        )  # fmt: skip
+    assert found_together(run) == (
+        "The search on all 2 GPUs agreed: **resnet50** trains with up to 9 samples per GPU on "
+        "every one. With 10 % of the memory kept free it is **8 per GPU**, a global batch of 16, "
+        "trained together at 96 images/s."
+    )
+    assert len(narrations(run)) == 5
 
 
 def test_the_section_of_a_report_says_whose_figures_it_shows(run):
