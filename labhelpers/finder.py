@@ -37,8 +37,7 @@ def find_batch_size(
         device: such as "cuda:1"; the best there is by default.
         strategy: "exact", "doubling" (the article's own) or "bisect".
         headroom: share of the usable memory to leave free; 0 for the largest that ran.
-        isolate: False tries in this process, True never does; by default a worker process
-            does, unless the model cannot travel there.
+        isolate: False tries in this process, True never; the default prefers a worker process.
 
     Raises:
         InputError: bad input.
