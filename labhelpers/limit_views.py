@@ -73,13 +73,15 @@ def _stacks(verdicts: Verdicts) -> dict[tuple[str, str, str], list[float]]:
 
 def limit_table(verdicts: Verdicts) -> pd.DataFrame:
     """Return one row per batch size: the verdict and the shares that it was read from, as text."""
+    again = any(found.shares.memory for found in verdicts.values())
+    parts = {name: part[0] for name, part in _PARTS.items() if name != "memory" or again}
     rows = []
     for size, found in verdicts.items():
         row = {"batch": f"{size:,}", "limited by": found.verdict}
-        for name, (label, _, _) in _PARTS.items():
+        for name, label in parts.items():
             row[label] = show_share(getattr(found.shares, name), 0)
         rows.append(row)
-    return pd.DataFrame(rows, columns=["batch", "limited by", *(p[0] for p in _PARTS.values())])
+    return pd.DataFrame(rows, columns=["batch", "limited by", *parts.values()])
 
 
 def limit_advice(verdicts: Verdicts) -> str:

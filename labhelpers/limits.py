@@ -20,7 +20,7 @@ MOSTLY = 0.6
 
 ADVICE: dict[str, str] = {
     "feed": "make the feed faster: more loader workers, or images kept as bytes and indexed by the "
-    "batch, on the host or on the device; neither a larger batch nor a faster device helps here",
+    "batch, on the host or on the device",
     "launch": "give the device more to do per launch: a larger batch, a CUDA graph or "
     "torch.compile",
     "compute": "there is nothing to gain from the feed or from a larger batch; lower precision, "
@@ -179,6 +179,8 @@ def _evidence(shares: Shares) -> tuple[str, ...]:
 def _advice(verdict: Verdict, shares: Shares) -> str:
     if verdict == "compute" and shares.on_cpu:
         return "the processor is the limit: a larger batch only helps while the curve still rises"
+    if verdict == "feed":
+        return f"{ADVICE['feed']}; a faster device would not help"
     if verdict != "undecided":
         return ADVICE[verdict]
     if shares.compute is None:

@@ -47,7 +47,9 @@ def test_parts_that_never_occur_have_no_legend():
 
 def test_the_table_shows_not_available_where_nothing_was_measured():
     table = limit_table(UNKNOWN).set_index("batch")
-    assert table.loc["32"].to_list() == ["undecided", "30 %", "n/a", "n/a", "n/a"]
+    assert table.loc["32"].to_list() == ["undecided", "30 %", "n/a", "n/a"]
+    retrying = {8: limited_by(Shares(0.1, 0.1, 0.1, 0.7))}
+    assert limit_table(retrying).iloc[0]["asking for memory again"] == "70 %"
     assert limit_table(GPU).iloc[2]["computing"] == "90 %"
 
 
