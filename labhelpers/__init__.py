@@ -15,8 +15,21 @@ _PUBLIC = {
     "InputError": "inputs",
     "SweepSpec": "records",
     "Trial": "records",
+    "Workload": "workloads",
+    "accumulate": "accumulation",
     "ask": "records",
+    "attempt": "oom",
+    "check_oom_message": "oom_check",
+    "find_batch_size": "finder",
+    "is_oom": "oom",
+    "judge_memory": "oversubscription",
+    "memory_cap": "caps",
     "open_run": "store",
+    "parse_oom_message": "oom_message",
+    "release_memory": "freeing",
+    "run_sweep": "sweep",
+    "search_batch_size": "finder",
+    "sweet_spot": "verdicts",
 }
 
 __all__ = ["__version__", *_PUBLIC]
