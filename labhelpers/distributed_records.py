@@ -99,7 +99,7 @@ class Group:
 
     @property
     def all_reduce_share(self) -> float | None:
-        """Share of a step that is waiting for the gradients' all-reduce; None if not measured.
+        """Share of a step with an update that is waiting for gradients; None if not measured.
 
         A step is as long as that of the slowest rank. Steps without the all-reduce differ from
         rank to rank; the longest is what the step would take if gradients travelled for free.

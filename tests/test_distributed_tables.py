@@ -256,7 +256,7 @@ def test_an_effective_batch_is_made_up_of_each_size_that_is_not_larger():
     table = effective_batch_table(table_of_two(), 40)
     assert table.to_dict("records") == [
         {"micro-batch": "8", "accumulation": "3", "ranks": "2", "effective batch": "40",
-         "last step": "8 on all ranks together", "images/s without accumulation": "960"},
+         "last step": "8 on all ranks together", "images/s as measured": "960"},
     ]  # fmt: skip
     assert effective_batch_table(table_of_two(), 64)["last step"].tolist() == ["full", "full"]
     with pytest.raises(InputError, match="effective_batch: got 0; must be at least 1"):
