@@ -10,6 +10,8 @@ import html
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ipywidgets
@@ -29,6 +31,7 @@ from labhelpers.plots import png_bytes
 from labhelpers.records import Spec
 from labhelpers.sessions import Session
 from labhelpers.store import RunDirectory
+from labhelpers.worker import Worker
 
 REDRAW_S = 1.0
 """The figure is drawn at most so often: drawing takes time from the next trial."""
@@ -42,12 +45,17 @@ def in_frontend() -> bool:
     return any(name in os.environ for name in _FRONTENDS)
 
 
-def show_panel(kind: Measurement, spec: Spec, run: RunDirectory) -> Panel:
+def show_panel(
+    kind: Measurement, spec: Spec, run: RunDirectory, worker: Worker | None = None
+) -> Panel:
     """Show the panel for a kind of measurement, and return what is behind it.
 
     Nothing waits for it: run from top to bottom, the notebook measures its parameters. Without
-    anybody to click (papermill, nbval, export) a sentence stands in its place.
+    anybody to click (papermill, nbval, export) a sentence stands in its place. `worker` is the
+    notebook's own, where it keeps one: a second would take memory from the device.
     """
+    if worker is not None:
+        kind = replace(kind, runner=partial(kind.runner, worker=worker))
     panel = Panel(kind, spec, run)
     if in_frontend():
         PanelView(panel).show()

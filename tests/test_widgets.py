@@ -32,10 +32,14 @@ class Handle:
 
 
 @pytest.fixture(scope="module")
-def kind() -> Iterator[Measurement]:
-    with Worker(measures.no_warm_up) as worker:
-        runner = partial(run_sweep, worker=worker, measure=measures.FAILING)
-        yield replace(SWEEP, runner=runner)
+def worker() -> Iterator[Worker]:
+    with Worker(measures.no_warm_up) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def kind(worker: Worker) -> Measurement:
+    return replace(SWEEP, runner=partial(run_sweep, worker=worker, measure=measures.FAILING))
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +185,17 @@ def test_without_anybody_to_click_a_sentence_stands_there(
     monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/01_batch_sweep.ipynb")
     show_panel(kind, SweepSpec(), run)
     assert "Run this cell in JupyterLab" in shown[0]["text/html"]
+
+
+def test_the_notebooks_own_worker_is_used(
+    run: RunDirectory, worker: Worker, shown: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("JPY_SESSION_NAME", "")
+    kind = replace(SWEEP, runner=partial(run_sweep, measure=measures.WITHOUT_TORCH))
+    panel = show_panel(kind, SweepSpec(workload="mine:w", device="cpu"), run, worker)
+    texts = panel.texts("cpu") | {"batch_sizes": "1", "repeats": "1"}
+    panel.start(texts, lambda _: None)
+    assert panel.session is not None
+    assert panel.session.wait(LIMIT_S)
+    assert len(run.trials()) == 1
+    assert worker._pool is not None  # still warm: it is the notebook's to close
