@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -158,9 +159,13 @@ class Meeting:
 def meet() -> Meeting:
     """Find the other ranks of the job that the environment describes (torchrun's variables).
 
-    From here on this process ends with its launcher, and leaves Ctrl-C to it.
+    From here on this process ends with its launcher, and at once at SIGTERM and Ctrl-C: inside
+    a collective a handler of Python's would wait. Nothing is lost by that: what was measured
+    is on disk, and a run's lock goes with the process.
     """
     prepare_child(os.getppid())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
     limit = timedelta(seconds=MEETING_TIMEOUT_S)
     store, rank, world_size = next(rendezvous("env://", timeout=limit))
     return Meeting(store, rank, world_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -147,7 +146,6 @@ def _as_team(kind: type[S], asked: Callable[[], S], work: Callable[[S, Team], in
     Raises:
         InputError: bad input, on rank 0; the others end without a word.
     """
-    _end_at_sigterm()
     from labhelpers.distributed import leave, meet, team_of
 
     meeting = meet()
@@ -195,11 +193,3 @@ def guarded(team: Team, function: Callable[..., int], *arguments: Any) -> int:
             told = f"lost the other ranks ({first_line}); {team.roll.verdict()}"
         click.echo(f"labhelpers: rank {team.rank}: {told}", err=True)
         leave(EXIT_FAILED)
-
-
-def _end_at_sigterm() -> None:
-    """Let SIGTERM end this process even inside a collective, where Python's handlers wait.
-
-    Nothing is lost: what was measured is on disk, and the lock goes with the process.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
