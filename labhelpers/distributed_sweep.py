@@ -82,10 +82,14 @@ def run_shared_sweep(
 
 
 def filled(spec: DistributedSpec, device: str) -> DistributedSpec:
-    """Fill in what was left open, with what suits the device."""
+    """Fill in what was left open, with what suits the device.
+
+    The device becomes `cpu` or `cuda` without a number: each rank has its own.
+    """
     steps = spec.compared_steps or (_GPU_STEPS if device != "cpu" else _CPU_STEPS)
-    found = resolved(spec, device).model_dump() | {"compared_steps": steps}
-    return spec.model_copy(update=found)
+    found = resolved(spec, device).model_dump()
+    own = {"device": device.partition(":")[0], "compared_steps": steps}
+    return spec.model_copy(update=found | own)
 
 
 def _check(spec: DistributedSpec) -> None:

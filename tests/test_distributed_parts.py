@@ -15,12 +15,12 @@ from labhelpers.distributed_cli import under_torchrun
 from labhelpers.distributed_records import DistributedSpec
 from labhelpers.distributed_search import RankAnswer, combine, ranks_of
 from labhelpers.distributed_shares import share_of
-from labhelpers.distributed_sweep import describe_task, missing, tasks
+from labhelpers.distributed_sweep import describe_task, filled, missing, tasks
 from labhelpers.distributed_training import Member, windows
 from labhelpers.distributed_trials import Task
 from labhelpers.distributed_watch import EXIT_TIME_LIMIT, Deadline, RollCall, name_ranks
 from labhelpers.inputs import InputError
-from labhelpers.records import Trial, ask
+from labhelpers.records import ARTICLE_BATCH_SIZES, Trial, ask
 from labhelpers.workloads import fashion_cnn
 
 # Shares
@@ -212,6 +212,19 @@ def test_every_size_runs_alone_and_then_on_all_ranks():
         (8, 0, True), (8, 0, False), (16, 0, True), (16, 0, False),
         (16, 1, True), (16, 1, False), (8, 1, True), (8, 1, False),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "sizes", "steps"),
+    [("cuda:1", "cuda", ARTICLE_BATCH_SIZES, 20), ("cpu", "cpu", (32, 64, 128, 256, 512, 1024), 3)],
+)
+def test_what_is_left_open_suits_the_device_and_no_rank_is_bound_to_anothers(
+    device, name, sizes, steps
+):
+    spec = filled(ask(DistributedSpec, {}), device)
+    assert (spec.device, spec.batch_sizes, spec.compared_steps) == (name, sizes, steps)
+    assert ask(DistributedSpec, spec.model_dump(mode="json")) == spec
+    assert filled(ask(DistributedSpec, {"compared_steps": 7}), device).compared_steps == 7
 
 
 def test_what_a_run_holds_is_not_measured_again_but_half_a_measurement_is():
