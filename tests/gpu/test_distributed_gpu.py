@@ -72,3 +72,11 @@ def test_ranks_with_unequal_caps_agree_on_one_size():
         sizes = line.split("[")[1].split("]")[0].split(", ")
         assert len(sizes) == GPUS
         assert len(set(sizes)) == 1
+
+
+def test_a_whole_run_is_gone_on_with_and_nothing_is_measured_again(swept):
+    before = swept.trials()
+    done = torchrun("-m", "--", "labhelpers", "resume", str(swept.path))
+    assert done.returncode == 0, done.stderr
+    assert open_run(swept.path).trials() == before
+    assert "batch per GPU" in done.stdout
