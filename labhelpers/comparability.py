@@ -10,7 +10,7 @@ from labhelpers.distributed_records import swept
 from labhelpers.inputs import InputError
 from labhelpers.records import Trial
 from labhelpers.store import RunDirectory
-from labhelpers.tables import by_batch_size
+from labhelpers.tables import by_batch_size, cpu_was_busy
 
 DEVICE_FEED = "resident"
 """The one feed whose images lie on the device, so that the host's speed matters little."""
@@ -84,9 +84,10 @@ def _joined(found: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def samples(trials: Iterable[Trial]) -> tuple[Samples, Samples]:
     """Return seconds per image and peak bytes of each repeat, by batch size.
 
-    Memory is what the allocator gave out; where a size has none of it, it is left out.
+    Trials that other programs disturbed on the CPU are left out. Memory is what the allocator
+    gave out; where a size has none of it, it is left out.
     """
-    groups = by_batch_size(trial for trial in trials if trial.images_per_s)
+    groups = by_batch_size(t for t in trials if t.images_per_s and not cpu_was_busy(t))
     times = {size: [1 / (t.images_per_s or 1) for t in group] for size, group in groups.items()}
     peaks = {
         size: [
@@ -95,6 +96,11 @@ def samples(trials: Iterable[Trial]) -> tuple[Samples, Samples]:
         for size, group in groups.items()
     }
     return times, {size: values for size, values in peaks.items() if values}
+
+
+def disturbed(trials: Iterable[Trial]) -> int:
+    """Count the trials that were left out because other programs used the CPU."""
+    return sum(cpu_was_busy(trial) for trial in trials if trial.images_per_s)
 
 
 def ended(trials: Iterable[Trial]) -> dict[int, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from labhelpers import plots
-from labhelpers.comparability import differences, ended, measured_sweep, samples
+from labhelpers.comparability import differences, disturbed, ended, measured_sweep, samples
 from labhelpers.comparison import Change, Limits, SizeChange, compare_sizes, is_worse
 from labhelpers.distributed_records import swept
 from labhelpers.files import writable, write_atomically
@@ -24,11 +24,15 @@ EXIT_DONE, EXIT_WORSE, EXIT_NOT_COMPARABLE = 0, 1, 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one run: `rows` if it was compared, else what `differs`."""
+    """What came of one run: `rows` if it was compared, else what `differs`.
+
+    `disturbed` trials of both runs were left out: other programs used the CPU.
+    """
 
     run: RunDirectory
     rows: tuple[SizeChange, ...] = ()
     differs: tuple[str, ...] = ()
+    disturbed: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -45,18 +49,19 @@ def judge(baseline: RunDirectory, run: RunDirectory, limits: Limits) -> Verdict:
         InputError: one of them holds no measured sweep.
     """
     before, now = measured_sweep(baseline), measured_sweep(run)
-    differs = differences(baseline, run)
+    differs, busy = differences(baseline, run), disturbed([*before, *now])
     if not differs and not set(samples(before)[0]) & set(samples(now)[0]):
-        differs = ["batch sizes: no size was measured in both"]
+        why = "while other programs left the CPU alone" if busy else "in both"
+        differs = [f"batch sizes: no size was measured {why}"]
     if differs:
-        return Verdict(run, differs=tuple(differs))
+        return Verdict(run, differs=tuple(differs), disturbed=busy)
     known = ended(before)
     failed = {size: how for size, how in ended(now).items() if size not in known}
     try:
         rows = compare_sizes(samples(before), samples(now), limits, failed)
     except InputError as error:
-        return Verdict(run, differs=(str(error),))
-    return Verdict(run, rows=tuple(rows))
+        return Verdict(run, differs=(str(error),), disturbed=busy)
+    return Verdict(run, rows=tuple(rows), disturbed=busy)
 
 
 def exit_code_of(verdicts: Sequence[Verdict]) -> int:
@@ -124,14 +129,16 @@ def named(run: RunDirectory) -> str:
 
 def headline(verdict: Verdict) -> str:
     """Say the result in one line: what got worse, that nothing did, or what differs."""
+    busy = f" Left out as disturbed by other programs on the CPU: {verdict.disturbed} trials."
+    busy = busy if verdict.disturbed else ""
     if verdict.differs:
-        return f"**Not comparable.** {'; '.join(verdict.differs)}."
+        return f"**Not comparable.** {'; '.join(verdict.differs)}.{busy}"
     worse = [f"batch {r.batch_size:,}: {', '.join(r.worse)}" for r in verdict.rows if r.worse]
     missing = [f"{r.batch_size:,}" for r in verdict.rows if r.speed is None and not r.failed]
     left_out = f" Not measured in this run: batch {', '.join(missing)}." if missing else ""
     if worse:
-        return f"**Worse.** {'; '.join(worse)}.{left_out}"
-    return f"**No batch size got worse.**{left_out}"
+        return f"**Worse.** {'; '.join(worse)}.{left_out}{busy}"
+    return f"**No batch size got worse.**{left_out}{busy}"
 
 
 def sensitivity(rows: Sequence[SizeChange]) -> str:

@@ -105,6 +105,12 @@ def _wait_share(trial: Trial) -> float | None:
     return trial.feed_wait_s / trial.epoch_s
 
 
+def cpu_was_busy(trial: Trial) -> bool:
+    """Tell whether other programs took so much of the CPU that they disturbed the trial."""
+    others = (trial.details or {}).get("cpu_of_others")
+    return isinstance(others, float) and others > BUSY_SHARE
+
+
 def flags(group: Iterable[Trial]) -> list[str]:
     """List what a reader must know of these trials: failures, other processes, throttling."""
     found: dict[str, None] = {}
@@ -113,8 +119,7 @@ def flags(group: Iterable[Trial]) -> list[str]:
             found[trial.outcome] = None
         if trial.other_processes:
             found["other process on the device"] = None
-        others = (trial.details or {}).get("cpu_of_others")
-        if isinstance(others, float) and others > BUSY_SHARE:
+        if cpu_was_busy(trial):
             found["others used the CPU"] = None
         if trial.alloc_retries:
             found["allocator retries"] = None

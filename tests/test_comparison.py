@@ -223,6 +223,31 @@ def test_unlike_runs_are_shown_side_by_side_and_exit_4(call, change, said):
     assert "| 64 | 5,941 | 64.0 | " in text
 
 
+def test_trials_that_others_disturbed_are_left_out(call):
+    make("base"), make("run", slower=3.0)
+    file = Path("run/trials.jsonl")
+    busy = '"details":{"cpu_of_others":0.6},"environment_id"'
+    lines = file.read_text().splitlines()
+    file.write_text(
+        "".join(
+            (line.replace('"environment_id"', busy) if '"batch_size":64,' in line else line) + "\n"
+            for line in lines
+        )
+    )
+    left_out = "Left out as disturbed by other programs on the CPU: {} trials.\n"
+    code, output, _ = call("base", "run")
+    assert code == 0
+    assert output.endswith(f"Not measured in this run: batch 64. {left_out.format(3)}")
+    file.write_text(file.read_text().replace('"environment_id"', busy))
+    file.write_text(file.read_text().replace('"details":{"cpu_of_others":0.6},' * 2, busy[:-16]))
+    code, output, _ = call("base", "run")
+    assert code == 4
+    assert output.endswith(
+        "Not comparable. batch sizes: no size was measured while other programs left the CPU "
+        f"alone. {left_out.format(9)}"
+    )
+
+
 def test_the_host_does_not_count_where_the_images_lie_on_the_device(call):
     make("base", feed="resident"), make("run", feed="resident", facts={"cpu": "EPYC"})
     assert call("base", "run")[0] == 0
