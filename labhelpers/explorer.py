@@ -23,6 +23,7 @@ BUDGETS_BYTES = (NO_LIMIT, *(64 * MIB * 2**power for power in range(12)))
 """No limit, then 64 MiB to 128 GiB."""
 EFFECTIVE_BATCHES = (NO_LIMIT, *(2**power for power in range(5, 17)))
 _IMAGE = {"image/png": {"width": 800, "alt": "The chosen curves, recommended batches starred"}}
+_HOW_TO_SLIDE = "(In JupyterLab, run this cell to get the sliders.)"
 _STAR = "#d0021b"
 
 
@@ -32,8 +33,9 @@ def show_explorer(curves: Sequence[Curve], share: float) -> None:
         Explorer(curves, share).show()
         return
     found = {curve.label: recommend(curve, share) for curve in curves}
-    text = "".join(f"<p>{as_html(in_words(found[c.label], c))}</p>" for c in curves)
-    plain = "\n".join(in_words(found[c.label], c).replace("**", "") for c in curves)
+    said = [*(in_words(found[c.label], c) for c in curves), _HOW_TO_SLIDE]
+    text = "".join(f"<p>{as_html(each)}</p>" for each in said)
+    plain = "\n".join(each.replace("**", "") for each in said)
     display({"text/html": text, "text/plain": plain}, raw=True)
 
 

@@ -65,7 +65,9 @@ def past_the_card(run: RunDirectory) -> list[Piece]:
     source = source_of(run, "probe")
     article, h200 = article_probe(), h200_probe()
     own = probe_of(source, reference=is_committed(source)) if source is not None else None
-    pieces: list[Piece] = [cliffs.two_cliffs(article, h200), _cliff_figure(own, [article, h200])]
+    # The same device recorded twice would only hide one curve behind the other.
+    others = [each for each in (article, h200) if own is None or each.device != own.device]
+    pieces: list[Piece] = [cliffs.two_cliffs(article, h200), _cliff_figure(own, others)]
     pieces.append(origin(run, source, "02_wsl2_oversubscription"))
     if own is not None and source is not None:
         stop = why_it_stopped(probe_trials_of(source))

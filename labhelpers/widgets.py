@@ -37,7 +37,6 @@ REDRAW_S = 1.0
 """The figure is drawn at most so often: drawing takes time from the next trial."""
 _FRONTENDS = ("JPY_SESSION_NAME", "VSCODE_PID")
 _IMAGE = {"image/png": {"width": 800, "alt": "What is measured so far, beside references"}}
-_WIDE = ipywidgets.Layout(width="100%")
 
 
 def in_frontend() -> bool:
@@ -105,7 +104,9 @@ class PanelView:
         buttons = [self._run, self._stop, self._resume, self._bar, self._status]
         rows += [ipywidgets.Box(small, layout=flow), self._estimate]
         rows += [ipywidgets.Box(buttons, layout=flow), self._said]
-        return ipywidgets.VBox(rows, layout=_WIDE).add_class("labhelpers-panel")
+        return ipywidgets.VBox(rows, layout=ipywidgets.Layout(width="100%")).add_class(
+            "labhelpers-panel"
+        )
 
     def _cell(self, field: Field) -> ipywidgets.VBox:
         return ipywidgets.VBox([self._entries[field.name], self._remarks[field.name]])
@@ -124,7 +125,7 @@ class PanelView:
                     fill("powers of two"), "13em"),
         ]  # fmt: skip
         presets = ipywidgets.HBox([ipywidgets.Label("Presets"), *buttons, up_to])
-        return ipywidgets.VBox([self._cell(field), presets], layout=_WIDE)
+        return ipywidgets.VBox([self._cell(field), presets], layout=ipywidgets.Layout(width="100%"))
 
     # What the reader does
 
