@@ -17,9 +17,10 @@ MIB = 2**20
 
 
 def trials_of_h200() -> list[dict[str, Any]]:
-    """The committed sweep, read without the package."""
+    """The committed sweep of the article's loop, read without the package."""
     lines = (REFERENCE_RUNS / "h200" / "trials.jsonl").read_text(encoding="utf-8").splitlines()
-    return [t for t in map(json.loads, lines) if t["kind"] == "sweep"]
+    trials = [t for t in map(json.loads, lines) if t["kind"] == "sweep"]
+    return [t for t in trials if t["feed"] == "article"]
 
 
 def recommended(share: float, budget_bytes: float, effective: int) -> int:
