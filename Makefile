@@ -7,6 +7,7 @@ PIP_OPTIONS ?=
 # Options for the report, such as: make report REPORT="--quick --device cpu"
 REPORT ?=
 READY := $(VENV)/.ready
+WAITING := tests/browser tests/faults tests/notebooks
 # Set to 1 to install from requirements-ci.txt, every file checked by its hash.
 HASHED ?=
 # What `make compare` compares: the run with the baseline.
@@ -27,7 +28,11 @@ quick: $(READY)  ## A first look in a minute or two
 	$(BIN)/labhelpers report --quick $(REPORT)
 
 test: $(READY) lint types  ## Run every test
-	$(BIN)/python -m pytest
+	@mkdir -p build
+	@# Those that mostly wait for processes run beside the others: two cores are enough for both.
+	@$(BIN)/python -m pytest $(WAITING) > build/waiting-tests.log 2>&1 & waiting=$$!; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(WAITING)); others=$$?; \
+	wait $$waiting; waiting=$$?; cat build/waiting-tests.log; exit $$((others ? others : waiting))
 
 data: $(READY)  ## Fetch and verify FashionMNIST
 	$(BIN)/labhelpers data
