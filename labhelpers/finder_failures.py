@@ -20,19 +20,20 @@ def failure_facts(error: Exception, *, host_limit: bool) -> dict[str, Any]:
     """Return outcome, class and text of an error that is not about memory, and its bytes.
 
     With `host_limit` (an address-space limit on the CPU) it may be: the CPU's kernel library
-    then says only that it could not create something.
+    then says only that it could not create something, and says so ever after. `spoiled` tells
+    that the process, or that thread of it, is of no more use.
     """
-    outcome = "error"
+    outcome, spoiled = "error", is_context_lost(error)
     if isinstance(error, TooSlow):
         outcome = "timeout"
     elif host_limit and isinstance(error, RuntimeError) and _ONEDNN.match(str(error)):
-        outcome = "oom"
+        outcome, spoiled = "oom", True
     return {
         "outcome": outcome,
+        "spoiled": spoiled,
         "error_class": type(error).__name__,
         "error_text": " ".join(_text(error).split()),
         "library_limit": suspected_limit(error) is not None,
-        "context_lost": is_context_lost(error),
         "error": _packed(error),
     }
 

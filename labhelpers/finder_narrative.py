@@ -11,13 +11,14 @@ from labhelpers.finder_report import BatchSizeReport, read_reports, split_effect
 from labhelpers.finder_trials import live_bytes, of_purpose, outcome_of
 from labhelpers.formats import (
     NOT_AVAILABLE,
+    bytes_of_mib,
     mib,
     show_bytes,
     show_rate,
     show_seconds,
     show_share,
 )
-from labhelpers.records import Trial
+from labhelpers.records import FinderSpec, Trial
 from labhelpers.store import RunDirectory
 
 OUTCOMES = {
@@ -25,6 +26,11 @@ OUTCOMES = {
     "killed": "process killed", "timeout": "time limit", "error": "failed",
     "library_limit": "library limit",
 }  # fmt: skip
+
+_SLOWER = (
+    " (On a CPU the probes are slower than training: for its memory to be counted, every large "
+    "tensor is mapped anew.)"
+)
 
 
 def probe_table(report: BatchSizeReport) -> pd.DataFrame:
@@ -46,6 +52,18 @@ def _row(trial: Trial) -> dict[str, str]:
     }
 
 
+def plan(spec: FinderSpec) -> str:
+    """Say what a settled request is about to do."""
+    shape = "×".join(map(str, spec.input_shape or ()))
+    cards = " and ".join(show_bytes(bytes_of_mib(card)) for card in spec.card_mib or ())
+    return (
+        f"**{spec.workload}** on **{spec.device}**, {spec.precision}, with "
+        f"{spec.optimizer or 'Adam'}: images of {shape}, {spec.classes:,} classes, a data set of "
+        f"{spec.dataset_size:,}. Each probe trains {max(3, spec.num_iterations)} steps. Cards to "
+        f"emulate: {cards}."
+    )
+
+
 def answer(report: BatchSizeReport) -> str:
     """Say the recommended batch size, the largest one, and what ended the search."""
     size, terms = report.with_headroom, report.terms
@@ -56,21 +74,22 @@ def answer(report: BatchSizeReport) -> str:
             f"{limit}, but no size leaves {show_share(terms.headroom, 0)} of it free."
         )
     kept = f", with {show_share(terms.headroom, 0)} of it kept free" if terms.headroom else ""
-    largest = (
-        f" The largest that ran is {report.largest:,}; {_end(report)}."
-        if size != report.largest else f" Nothing larger was asked for or fits: {_end(report)}."
-    )  # fmt: skip
-    return (
-        f"Train **{report.workload}** with **{size:,}** samples a step in {limit}{kept}.{largest}"
-    )
+    train = f"Train **{report.workload}** with **{size:,}** samples a step in {limit}{kept}."
+    which = "It is" if size == report.largest else f"**{report.largest:,}** is"
+    return f"{train} {which} the largest size that ran: {_end(report)}."
 
 
 def _end(report: BatchSizeReport) -> str:
-    if report.result.ended_by == "memory" and report.result.closed:
-        terms = report.terms
-        another = terms.multiple_of > 1 or terms.powers_of_two
-        return f"{'the next size asked for' if another else f'{report.largest + 1:,}'} does not fit"
-    return f"what ended it: {report.ended}"
+    """Say why no larger size is the largest."""
+    if report.result.ended_by == "dataset":
+        return "the data set holds no more"
+    if report.result.ended_by == "maximum":
+        return "no more was asked for"
+    failed = [t.batch_size for t in of_purpose(report.trials, "search") if outcome_of(t) != "ok"]
+    above = [size for size in failed if size > report.largest]
+    if report.result.ended_by == "memory" and above:
+        return f"{min(above):,} does not fit"
+    return report.ended
 
 
 def speed(report: BatchSizeReport) -> str:
@@ -78,12 +97,14 @@ def speed(report: BatchSizeReport) -> str:
     spot = report.fastest_sensible
     if spot is None:
         return "How fast the sizes are was not measured."
-    rates = {t.batch_size: t.images_per_s for t in report.trials if t.images_per_s}
-    best = max(rates, key=lambda size: rates[size] or 0.0)
+    rates = {t.batch_size: t.images_per_s or 0.0 for t in report.trials}
+    best = max(rates, key=lambda size: rates[size])
+    beside = "" if spot == best else f", {show_rate(rates[best])} at {best:,}"
+    which = "as fast as any" if spot == best else "nearly as fast as the fastest"
     return (
-        f"Of the sizes probed, {spot:,} is the smallest that is nearly as fast as the fastest "
-        f"({show_rate(rates[spot])}; {show_rate(rates[best])} at {best:,}): each probe is a few "
-        "steps, so take it as a first look."
+        f"Of the sizes probed, {spot:,} is the smallest that is {which} "
+        f"({show_rate(rates[spot])}{beside}). Each probe is a few steps: take it as a first look."
+        f"{_SLOWER if report.trials[0].device == 'cpu' else ''}"
     )
 
 
@@ -127,13 +148,30 @@ def split_in_words(report: BatchSizeReport, effective: int) -> str:
     )
 
 
-def utilisation(report: BatchSizeReport, batch_size: int) -> str:
-    """Say what a size that ran takes of the card, allocated and reserved."""
-    trial = report.at(batch_size)[-1]
+def utilisation(report: BatchSizeReport, trial: Trial) -> str:
+    """Say how much of the card a trial took: tensors, the allocator, and the driver's view."""
     card = report.terms.card_bytes
-    taken = [("tensors", live_bytes(trial)), ("the allocator", trial.peak_reserved_bytes)]
-    said = [f"{who} {show_share(size / card)}" for who, size in taken if size is not None]
-    return f"At {batch_size:,}, of {show_bytes(card)}: {', '.join(said) or 'not measured'}."
+    driver = trial.memory_after.device_used_bytes if trial.memory_after else None
+    taken = [
+        ("tensors", live_bytes(trial)),
+        ("with the allocator's caches", trial.peak_reserved_bytes),
+        ("by the driver's count", None if report.terms.emulated else driver),
+    ]
+    said = [f"{show_share(size / card)} {who}" for who, size in taken if size is not None]
+    return (
+        f"At {trial.batch_size:,} samples a step, of {show_bytes(card)}: "
+        f"{', '.join(said) or 'not measured'}."
+    )
+
+
+def training(report: BatchSizeReport, trial: Trial) -> str:
+    """Say how an epoch with the size found went, and how full the card was."""
+    if trial.outcome != "ok":
+        return f"Training with {trial.batch_size:,} ended otherwise: {trial.outcome}."
+    return (
+        f"One epoch of {trial.images:,} made-up images took {show_seconds(trial.epoch_s)} "
+        f"({show_rate(trial.images_per_s)}, loader included). {utilisation(report, trial)}"
+    )
 
 
 def found_in(run: RunDirectory) -> str:
@@ -149,30 +187,26 @@ def found_in(run: RunDirectory) -> str:
 def cards_table(
     reports: Sequence[BatchSizeReport], published: Sequence[dict[str, Any]]
 ) -> pd.DataFrame:
-    """Return one row a card: what was found and how full it gets, beside the article's figures."""
-    rows = [_card(report) for report in reports]
-    rows += [
+    """Return one row a search: its size, how full that makes the card; the article's below."""
+    theirs = [
         {
             "card": card["card"], "search": "the article's", "batch": f"{card['batch_size']:,}",
-            "tensors": NOT_AVAILABLE, "reserved": show_share(card["utilisation"]),
-            "probes": NOT_AVAILABLE,
+            "of the card": show_share(card["utilisation"]), "probes": NOT_AVAILABLE,
+            "out of memory": NOT_AVAILABLE,
         }
         for card in published
     ]  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame([*(_card(report) for report in reports), *theirs])
 
 
 def _card(report: BatchSizeReport) -> dict[str, str]:
     best = report.with_headroom or report.largest
-    trial, card = report.at(best)[-1], report.terms.card_bytes
-    shares = [
-        None if v is None else v / card for v in (live_bytes(trial), trial.peak_reserved_bytes)
-    ]
     kept = f", {show_share(report.terms.headroom, 0)} free" if report.terms.headroom else ""
     return {
-        "card": show_bytes(card), "search": f"{report.terms.strategy}{kept}",
-        "batch": f"{best:,}", "tensors": show_share(shares[0]), "reserved": show_share(shares[1]),
-        "probes": str(len(of_purpose(report.trials, "search", "headroom"))),
+        "card": f"{show_bytes(report.terms.card_bytes)} (emulated)",
+        "search": f"{report.terms.strategy}{kept}", "batch": f"{best:,}",
+        "of the card": show_share(report.utilisation_at(best)),
+        "probes": str(len(report.trials)), "out of memory": str(report.oom_count),
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import uuid
 from contextlib import suppress
 from typing import Any, Protocol
 
+from labhelpers.finder_worker import close_session, open_session, opened, try_in_session
 from labhelpers.inputs import InputError
 from labhelpers.records import FinderSpec
 from labhelpers.worker import Stopped, Worker, packed
@@ -49,8 +50,6 @@ class InWorker:
         self._token = uuid.uuid4().hex
 
     def open(self) -> dict[str, Any]:
-        from labhelpers.finder_worker import open_session
-
         before_s = self._worker.start_s
         answer = self._worker.run(
             open_session, self._token, self._asked, self._source, self._settings,
@@ -60,8 +59,6 @@ class InWorker:
         return answer.value if answer.outcome == "ok" else _ended(answer)
 
     def try_size(self, batch_size: int, cap_bytes: int | None, limit_s: float) -> dict[str, Any]:
-        from labhelpers.finder_worker import try_in_session
-
         while True:
             # Between two steps the session ends a slow trial itself, which keeps the process.
             answer = self._worker.run(
@@ -71,14 +68,14 @@ class InWorker:
             if answer.outcome != "ok":
                 return _ended(answer)
             if answer.value is not None:
+                if answer.value.get("spoiled"):
+                    self._worker.restart()
                 return dict(answer.value, wall_s=answer.wall_s)
             failed = self.open()  # the process was replaced since
             if "outcome" in failed:
                 return failed
 
     def close(self) -> None:
-        from labhelpers.finder_worker import close_session
-
         if self._own:
             self._worker.close()
             return
@@ -98,22 +95,12 @@ class InProcess:
         self._stop, self._token = stop, uuid.uuid4().hex
 
     def open(self) -> dict[str, Any]:
-        from labhelpers.finder_worker import opened
-        from labhelpers.workloads import workload_from
-
-        started, spec = time.perf_counter(), self._spec
-        workload = self._workload
-        if workload is None:
-            workload = workload_from(
-                spec.workload, input_shape=spec.input_shape, classes=spec.classes
-            )
-        facts = opened(self._token, workload, spec, self._settings)
+        started = time.perf_counter()
+        facts = opened(self._token, self._workload, self._spec, self._settings)
         self.start_s += time.perf_counter() - started
         return facts
 
     def try_size(self, batch_size: int, cap_bytes: int | None, limit_s: float) -> dict[str, Any]:
-        from labhelpers.finder_worker import try_in_session
-
         if self._stop is not None and self._stop.is_set():
             raise Stopped
         started = time.perf_counter()
@@ -122,8 +109,6 @@ class InProcess:
         return dict(facts, wall_s=time.perf_counter() - started)
 
     def close(self) -> None:
-        from labhelpers.finder_worker import close_session
-
         close_session(self._token)
 
 

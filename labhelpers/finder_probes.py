@@ -48,14 +48,17 @@ class Session:
         asked: device, precision, optimizer, iterations and seed are used.
         settings: process-wide settings to run under (see `handback.read_settings`); None sets
             the precision that is asked for.
+        own_process: whether this process is there for the session alone.
     """
 
     def __init__(
-        self, workload: Workload, asked: FinderSpec, settings: dict[str, Any] | None = None
-    ) -> None:
+        self, workload: Workload, asked: FinderSpec, settings: dict[str, Any] | None = None, *,
+        own_process: bool = False,
+    ) -> None:  # fmt: skip
         device = resolve_device(asked.device, require_gpu=asked.require_gpu)
         self.device = torch.device(device)
         self._workload, self._asked, self._own = workload, asked, settings is not None
+        self._own_process = own_process
         name = asked.optimizer
         self._make_optimizer = workload.make_optimizer if name is None else optimizer_named(name)
         self._warm = self.device.type != "cpu"
@@ -140,14 +143,14 @@ class Session:
             return dict(tried.value)
         return {
             "outcome": tried.outcome, "error_class": tried.error_class, "error_text": tried.text,
-            "oom": tried.failure.message.to_dict(), "context_lost": tried.context_lost,
+            "oom": tried.failure.message.to_dict(), "spoiled": tried.context_lost,
         }  # fmt: skip
 
     def _attempt(self, train: Callable[[], dict[str, Any]], seen: dict[str, Any]) -> Attempt:
-        if self.device.type != "cpu":
+        if self._own_process or self.device.type != "cpu":
             return attempt(train)
-        # The CPU's kernel library keeps, for each thread, that it once ran out of memory, and
-        # fails ever after: a thread of its own takes that away with it.
+        # Once out of memory, the CPU's kernel library fails for ever in that thread, so it must
+        # not be the caller's. (Its heap gives less back, so the peaks are noisier.)
         with ThreadPoolExecutor(max_workers=1) as pool:
             try:
                 return pool.submit(attempt, train).result()
@@ -162,7 +165,7 @@ class Session:
             if not self._warm:
                 self._warm_up(min(batch_size, WARM_UP_SIZE), seen)
             self._capture.reset_peak()
-            with _cap(self.device, cap_bytes):
+            with memory_limit(self.device, cap_bytes):
                 return self._steps(batch_size, time.perf_counter() + limit_s, seen)
 
     def _steps(self, batch_size: int, deadline: float, seen: dict[str, Any]) -> dict[str, Any]:
@@ -229,7 +232,8 @@ class Session:
             self._capture.empty_cache()
 
 
-def _cap(device: torch.device, cap_bytes: int | None) -> AbstractContextManager[Any]:
+def memory_limit(device: torch.device, cap_bytes: int | None) -> AbstractContextManager[Any]:
+    """Cap what this process may take on a device, in bytes, inside a block; None for no cap."""
     if cap_bytes is None:
         return nullcontext()
     if device.type == "cpu":

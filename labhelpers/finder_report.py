@@ -38,8 +38,11 @@ ENDINGS: dict[EndedBy, str] = {
     "probes": "the search was not finished",
 }
 
-NOISE_SHARE = 0.02
-"""Part of the limit by which a peak may fall without being called not monotonic."""
+NOISE_SHARE, CPU_NOISE_SHARE = 0.02, 0.1
+"""Part of the limit by which a peak may fall without being called not monotonic.
+
+A GPU's allocator counts; on the CPU the peak is what the whole process grew by.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class BatchSizeReport:
         """Tell whether no peak lies below a smaller size's by more than the noise of measuring."""
         peaks = [(probe.live_bytes or probe.peak_bytes or 0) for probe in self.result.successes]
         falls = (before - after for before, after in itertools.pairwise(peaks))
-        return self.result.monotonic or max(falls) < NOISE_SHARE * self.terms.limit_bytes
+        share = CPU_NOISE_SHARE if self.trials[0].device == "cpu" else NOISE_SHARE
+        return self.result.monotonic or max(falls) < share * self.terms.limit_bytes
 
     @property
     def ended(self) -> str:
@@ -109,7 +113,8 @@ class BatchSizeReport:
 
     def utilisation_at(self, batch_size: int) -> float | None:
         """Return what a size that ran took of the card; None where it was not measured."""
-        taken = next((taken_bytes(t) for t in self.at(batch_size)), None)
+        # The last one: where the headroom was proved, it is the trial that kept it free.
+        taken = next((taken_bytes(t) for t in reversed(self.at(batch_size))), None)
         return None if taken is None else taken / self.terms.card_bytes
 
     def at(self, batch_size: int) -> list[Trial]:

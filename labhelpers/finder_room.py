@@ -15,7 +15,7 @@ from labhelpers.host_memory import host_free_bytes, host_total_bytes
 from labhelpers.inputs import InputError
 
 _M_MMAP_THRESHOLD = -3
-_OWN_MAPPING_BYTES = 4 * 2**20
+_OWN_MAPPING_BYTES = 2**20
 
 
 def room_of(capture: Capture) -> dict[str, Any]:
@@ -52,10 +52,10 @@ def start_libraries(device: torch.device) -> None:
 
 
 def keep_heap_small() -> None:
-    """Let the C library map every tensor of 4 MiB or more by itself, for this process's life.
+    """Let the C library map every tensor of 1 MiB or more by itself, for this process's life.
 
-    Left alone it soon takes tensors up to 32 MiB from its heap, keeps what is freed there, and
-    a limit on the address space no longer says what a trial takes.
+    Left alone it soon takes tensors up to 32 MiB from its heap and keeps what is freed there:
+    a limit on the address space then no longer says what a trial takes. It costs speed.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)

@@ -146,8 +146,25 @@ def probe_result(trial: Trial, payload: object = None) -> ProbeResult:
     """Return a trial as the search sees it."""
     live = live_bytes(trial) or None
     peak = trial.peak_reserved_bytes or live
-    both = None if trial.peak_reserved_bytes is None else live
-    return ProbeResult(trial.batch_size, outcome_of(trial), peak, both, payload)
+    return ProbeResult(
+        trial.batch_size, outcome_of(trial), peak_bytes=peak,
+        live_bytes=None if trial.peak_reserved_bytes is None else live,
+        needed_bytes=needed_bytes(trial), payload=payload,
+    )  # fmt: skip
+
+
+def needed_bytes(trial: Trial) -> int | None:
+    """Return what a trial held and asked for when it ran out of a GPU's memory; None if unknown.
+
+    What was reserved but unallocated counts: the allocator gives back what it can before it
+    fails, so the rest was in pieces that it could not use.
+    """
+    said = trial.oom or {}
+    names = ("allocated_bytes", "reserved_unallocated_bytes", "requested_bytes")
+    parts = [said.get(name) for name in names]
+    if trial.device == "cpu" or None in parts:
+        return None
+    return sum(int(part or 0) for part in parts)
 
 
 def judged(trial: Trial, earlier: Iterable[Trial], terms: Terms) -> Trial:

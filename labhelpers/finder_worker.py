@@ -1,24 +1,26 @@
-"""What runs inside the worker for a search: a session that stays open between the trials."""
+"""What runs inside the worker for a search: a session that stays open between the trials.
+
+The parent imports this module to name its functions; torch is loaded only where they run.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from labhelpers.environment import resolve_device
-from labhelpers.finder_failures import failure_facts
-from labhelpers.finder_probes import Session
-from labhelpers.finder_room import keep_heap_small
 from labhelpers.inputs import InputError
-from labhelpers.oom import is_oom
 from labhelpers.records import FinderSpec
 from labhelpers.worker import unpacked
-from labhelpers.workloads import Workload, workload_from
+
+if TYPE_CHECKING:
+    from labhelpers.finder_probes import Session
+    from labhelpers.workloads import Workload
 
 _sessions: dict[str, Session] = {}
 
 
-def open_session(token: str, asked: dict[str, Any], source: bytes | None,
-                 settings: dict[str, Any] | None) -> dict[str, Any]:  # fmt: skip
+def open_session(
+    token: str, asked: dict[str, Any], source: bytes | None, settings: dict[str, Any] | None
+) -> dict[str, Any]:
     """Open a session under a name, in the place of any other, and return its facts.
 
     Where that fails the answer says why: `cannot_load` if the packed workload cannot be
@@ -27,28 +29,38 @@ def open_session(token: str, asked: dict[str, Any], source: bytes | None,
     Raises:
         InputError: the device does not exist here, or the reference is none of a workload.
     """
+    from labhelpers.environment import resolve_device
+    from labhelpers.finder_room import keep_heap_small
+
     for name in list(_sessions):
-        _sessions.pop(name).close()
+        close_session(name)
     spec = FinderSpec(**asked)
     if resolve_device(spec.device, require_gpu=spec.require_gpu) == "cpu":
         keep_heap_small()
-    workload: Workload
     if source is None:
-        workload = workload_from(spec.workload, input_shape=spec.input_shape, classes=spec.classes)
-    else:
-        try:
-            workload = unpacked(source)
-        except Exception as error:  # noqa: BLE001 - the parent then keeps it at home
-            return {"cannot_load": f"{type(error).__name__}: {error}"}
-    return opened(token, workload, spec, settings)
+        return opened(token, None, spec, settings, own_process=True)
+    try:
+        workload = unpacked(source)
+    except Exception as error:  # noqa: BLE001 - the parent then keeps it at home
+        return {"cannot_load": f"{type(error).__name__}: {error}"}
+    return opened(token, workload, spec, settings, own_process=True)
 
 
 def opened(
-    token: str, workload: Workload, spec: FinderSpec, settings: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Build the workload's session and keep it under a name; return its facts or its failure."""
+    token: str, workload: Workload | None, spec: FinderSpec, settings: dict[str, Any] | None, *,
+    own_process: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Build a session and keep it under a name; return its facts or its failure.
+
+    `workload` None means the spec's reference.
+    """
+    from labhelpers.finder_failures import failure_facts
+    from labhelpers.finder_probes import Session
+    from labhelpers.oom import is_oom
+
     try:
-        _sessions[token] = Session(workload, spec, settings)
+        job = workload or _named(spec)
+        _sessions[token] = Session(job, spec, settings, own_process=own_process)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the workload raises is its outcome
@@ -70,3 +82,9 @@ def close_session(token: str) -> None:
     session = _sessions.pop(token, None)
     if session is not None:
         session.close()
+
+
+def _named(spec: FinderSpec) -> Workload:
+    from labhelpers.workloads import workload_from
+
+    return workload_from(spec.workload, input_shape=spec.input_shape, classes=spec.classes)
