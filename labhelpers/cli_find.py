@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +74,7 @@ def find(
     if "limit_bytes" in given:
         given["limit_bytes"] = bytes_of(given["limit_bytes"])
     if under_torchrun():
-        sys.exit(find_together({**given, "workload": model}, output))
+        find_together({**given, "workload": model}, output)
     spec = ask(FinderSpec, {**given, "workload": model})
     wanted = None if effective is None else _count("--effective", effective)
     report = _search(spec, output, None if not in_process else False)
@@ -91,7 +92,7 @@ def in_words(report: Any, effective: int | None) -> str:
 
     said = [narrative.answer(report), narrative.speed(report), narrative.how(report)]
     size = report.with_headroom or report.largest
-    said.insert(1, narrative.utilisation(report, size))
+    said.insert(1, narrative.utilisation(report, report.at(size)[-1]))
     if effective is not None:
         said.insert(1, narrative.split_in_words(report, effective))
     said += [f"Note: {note}." for note in report.notes]
@@ -127,23 +128,36 @@ def _search(spec: Any, output: str | None, isolate: bool | None) -> Any:
     from labhelpers.store import RunDirectory
 
     run = RunDirectory.create(Path(output), specs={"finder": spec}) if output else None
-    click.echo("starting the worker …" if isolate is None else "starting …", err=True)
+    _show("starting …")
     try:
         return run_finder(spec, run, isolate=isolate, on_progress=_say)
+    except InputError:
+        if run is not None and not run.trials():
+            shutil.rmtree(run.path)  # made a moment ago: bad input leaves nothing behind
+        raise
     except SearchError as error:
         code, line = EXIT_FAILED, str(error)
     except KeyboardInterrupt:
         code, line = EXIT_INTERRUPTED, "interrupted; no answer was found"
+    finally:
+        _show("")
     click.echo(f"labhelpers: {' '.join(line.split())}", err=True)
     sys.exit(code)
 
 
 def _say(progress: Any) -> None:
-    """Print a line when a probe has ended; on a terminal also while it runs."""
-    if progress.trial is not None:
-        click.echo(("\r" if sys.stderr.isatty() else "") + line_of(progress), err=True)
-    elif sys.stderr.isatty():
-        click.echo(f"batch {progress.batch_size:,} …", nl=False, err=True)
+    """Print a line when a probe has ended; on a terminal show which one runs."""
+    if progress.trial is None:
+        _show(f"batch {progress.batch_size:,} …")
+    else:
+        _show("")
+        click.echo(line_of(progress), err=True)
+
+
+def _show(text: str) -> None:
+    """Show a text on a terminal's current line, in the place of the last one."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
 
 def line_of(progress: Any) -> str:
