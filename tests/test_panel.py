@@ -9,10 +9,11 @@ import measures
 import pytest
 
 from labhelpers import probe_panel, sessions, sweep_panel
+from labhelpers.finder_panel import FINDER, finder_figure, finder_rows
 from labhelpers.inputs import InputError
 from labhelpers.panel import Measurement, Panel, failures_told, notes_told, share_done, status
 from labhelpers.probe_panel import PROBE
-from labhelpers.records import ProbeSpec, SweepSpec, Trial
+from labhelpers.records import FinderSpec, ProbeSpec, SweepSpec, Trial
 from labhelpers.sessions import Session
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import Planned, Progress, run_sweep
@@ -245,3 +246,27 @@ def test_the_probes_panel(run: RunDirectory):
     assert panel.can_resume
     assert len(probe_panel.probe_rows(run)) == 1
     assert probe_panel.probe_figure(run).axes
+
+
+# The finder's panel
+
+
+def test_the_finders_panel(run: RunDirectory):
+    panel = Panel(FINDER, FinderSpec(num_iterations=1, headroom=0.0), run)
+    texts = panel.texts("cpu") | {"max_batch_size": "4", "device": "cpu"}
+    assert texts["workload"] == "fashion_cnn"
+    assert panel.reasons(texts) == {}
+    assert set(panel.reasons(texts | {"headroom": "1", "strategy": "guess"})) == {
+        "headroom", "strategy",
+    }  # fmt: skip
+    assert "at most 10 min" in panel.estimate(texts, "cpu")
+    assert (len(finder_rows(run)), len(finder_figure(run).axes)) == (0, 0)
+    seen: list[float] = []
+    panel.start(texts, lambda session: seen.append(share_done(session)))
+    assert panel.session is not None
+    assert panel.session.wait(LIMIT_S)
+    assert (panel.session.state, panel.session.message) == ("done", "")
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+    assert "4" in list(finder_rows(run)["batch"])
+    assert finder_figure(run).axes
