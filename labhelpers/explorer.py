@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import re
 from collections.abc import Mapping, Sequence
@@ -13,16 +12,16 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from labhelpers.formats import GIB, MIB, show_bytes
-from labhelpers.plots import png_bytes, sheet, throughput, throughput_against_memory
+from labhelpers.plots import sheet, throughput, throughput_against_memory
 from labhelpers.recommendation import Recommendation, in_words, recommend
 from labhelpers.references import Curve
-from labhelpers.widgets import display_widget, in_frontend
+from labhelpers.widgets import display_widget, in_frontend, show_in
 
 NO_LIMIT = 0
 BUDGETS_BYTES = (NO_LIMIT, *(64 * MIB * 2**power for power in range(12)))
 """No limit, then 64 MiB to 128 GiB."""
 EFFECTIVE_BATCHES = (NO_LIMIT, *(2**power for power in range(5, 17)))
-_IMAGE = {"image/png": {"width": 800, "alt": "The chosen curves, recommended batches starred"}}
+_ALT = "The chosen curves, recommended batches starred"
 _HOW_TO_SLIDE = "(In JupyterLab, run this cell to get the sliders.)"
 _STAR = "#d0021b"
 
@@ -86,11 +85,10 @@ class Explorer:
         words = [as_html(in_words(found[curve.label], curve)) for curve in curves]
         told = "".join(f'<p style="line-height:1.5">{text}</p>' for text in words)
         self._words.value = told or "Choose a run."
-        shown: dict[str, str] = {"text/plain": "no run is chosen"}
         if curves:
-            png = png_bytes(explorer_figure(curves, found))
-            shown = {"image/png": base64.b64encode(png).decode(), "text/plain": "the curves"}
-        self._figure.update(shown, raw=True, metadata=_IMAGE)
+            show_in(self._figure, explorer_figure(curves, found), _ALT)
+        else:
+            self._figure.update({"text/plain": "no run is chosen"}, raw=True)
 
 
 def explorer_figure(curves: Sequence[Curve], found: Mapping[str, Recommendation]) -> Figure:

@@ -32,7 +32,7 @@ _STRATEGIES = get_args(FinderSpec.model_fields["strategy"].annotation)
 def finder_fields() -> tuple[Field, ...]:
     """Return the entries of the search's panel."""
     return (
-        Field("workload", "Model", hint="module:name or file.py:name"),
+        Field("workload", "Model", wide=True, hint="module:name or file.py:name"),
         Field("input_shape", "Input", hint="3, 224, 224"),
         Field("classes", "Classes", hint="1000"),
         Field("max_batch_size", "Max. batch", hint="no limit"),

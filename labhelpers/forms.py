@@ -25,13 +25,14 @@ SMALLEST_POWER, LARGEST_POWER = 8, 2**20
 class Field:
     """One entry of a panel: a spec's field, its label, and its choices (none: free text).
 
-    `sizes` marks the editable list that the presets fill.
+    `sizes` marks the editable list that the presets fill; `wide` an entry for long texts.
     """
 
     name: str
     label: str
     choices: tuple[str, ...] = ()
     sizes: bool = False
+    wide: bool = False
     hint: str = ""
 
 

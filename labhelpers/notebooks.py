@@ -25,6 +25,9 @@ from labhelpers.sweep import Progress
 RUN_VARIABLE = "LABHELPERS_RUN_DIR"
 """Environment variable that names the run directory where a notebook's `run_dir` is empty."""
 
+WIDTH_PER_INCH = 80
+"""Points on the page for an inch of a figure: about half its pixels, so that it is sharp."""
+
 _INJECTED = "# Parameters"
 _OWN_NAMES = ("run_dir", "results_dir")
 
@@ -118,7 +121,14 @@ def show_figure(figure: Figure, alt: str, save_as: Path | None = None) -> None:
     """Show a figure as PNG with an alternative text, and keep it as a file if asked."""
     if save_as is not None:
         save_figure(figure, save_as)
-    display(Image(data=png_bytes(figure), format="png", alt=alt, width=figure.get_figwidth() * 80))
+    display(
+        Image(
+            data=png_bytes(figure),
+            format="png",
+            alt=alt,
+            width=figure.get_figwidth() * WIDTH_PER_INCH,
+        )
+    )
 
 
 def show_table(table: pd.DataFrame, caption: str = "") -> None:

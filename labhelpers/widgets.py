@@ -16,9 +16,11 @@ from typing import Any
 
 import ipywidgets
 from IPython.display import display
+from matplotlib.figure import Figure
 
 from labhelpers.forms import Field, likely_device, preset, remark_on, text_of
 from labhelpers.inputs import InputError
+from labhelpers.notebooks import WIDTH_PER_INCH
 from labhelpers.panel import (
     Measurement,
     Panel,
@@ -36,7 +38,7 @@ from labhelpers.worker import Worker
 REDRAW_S = 1.0
 """The figure is drawn at most so often: drawing takes time from the next trial."""
 _FRONTENDS = ("JPY_SESSION_NAME", "VSCODE_PID")
-_IMAGE = {"image/png": {"width": 800, "alt": "What is measured so far, beside references"}}
+_ALT = "What is measured so far, beside references"
 
 
 def in_frontend() -> bool:
@@ -205,9 +207,7 @@ class PanelView:
         run, kind = self.panel.run, self.panel.kind
         notes = [_soft(line) for line in notes_told(self.panel)]
         self._said.value = "".join([*notes, *map(_red, failures_told(self.panel))])
-        png = base64.b64encode(png_bytes(kind.figure(run))).decode()
-        shown = {"image/png": png, "text/plain": "figure of what is measured so far"}
-        self._figure.update(shown, raw=True, metadata=_IMAGE)
+        show_in(self._figure, kind.figure(run), _ALT)
         table = kind.table(run)
         text = table.to_html(index=False, border=0, justify="right") if len(table) else ""
         plain = table.to_string(index=False) if len(table) else ""
@@ -223,7 +223,7 @@ def _entry(field: Field, text: str) -> Any:
         return ipywidgets.Dropdown(
             options=options, value=text, layout=ipywidgets.Layout(width="14em"), **label
         )
-    width = "47em" if field.sizes else "13em"
+    width = "47em" if field.sizes else "32em" if field.wide else "13em"
     layout = ipywidgets.Layout(width=width, max_width="100%")
     return ipywidgets.Text(text, placeholder=field.hint, layout=layout, **label)
 
@@ -237,6 +237,14 @@ def _button(
     )  # fmt: skip
     button.on_click(clicked)
     return button
+
+
+def show_in(handle: Any, figure: Figure, alt: str) -> None:
+    """Show a figure in an output that is there already, at half its pixels, as a plain PNG."""
+    png = base64.b64encode(png_bytes(figure)).decode()
+    about = {"width": figure.get_figwidth() * WIDTH_PER_INCH, "alt": alt}
+    shown = {"image/png": png, "text/plain": alt}
+    handle.update(shown, raw=True, metadata={"image/png": about})
 
 
 def display_widget(widget: ipywidgets.Widget) -> None:
