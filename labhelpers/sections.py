@@ -15,6 +15,7 @@ from labhelpers import (
 from labhelpers.distributed_narrative import effective_batch_table, narrations, run_to_show
 from labhelpers.distributed_plots import scaling_figure
 from labhelpers.distributed_tables import JOB_COST, JOB_SPEED, readable_scaling, scaling_of
+from labhelpers.finder_plots import search_sheet
 from labhelpers.finder_report import read_reports
 from labhelpers.knee import knee_figure, knee_rates, knee_story
 from labhelpers.ladder import ceilings_of, ladder_trials_of
@@ -118,6 +119,9 @@ def finding_the_size(run: RunDirectory) -> list[Piece]:
         report = max(reports, key=lambda each: each.terms.limit_bytes)
         said = (finder_narrative.answer, finder_narrative.speed, finder_narrative.how)
         pieces += [tell(report) for tell in said]
+        figure = search_sheet(f"Where memory ends for {report.workload}", [report])
+        alt = f"Peak memory of each size tried for {report.workload}, with the limit and the answer"
+        pieces.append(FigurePiece(figure, alt))
         caption = f"Every size tried for {report.workload}"
         pieces.append(TablePiece(finder_narrative.probe_table(report), caption))
     return pieces
