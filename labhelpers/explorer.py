@@ -46,8 +46,8 @@ class Explorer:
         self._chosen = [
             ipywidgets.Checkbox(True, description=c.label, indent=False) for c in curves
         ]
-        style = {"description_width": "17em"}
-        layout = ipywidgets.Layout(width="40em", max_width="100%")
+        style = {"description_width": "13em"}
+        layout = ipywidgets.Layout(width="36em", max_width="100%")
         self._share = ipywidgets.FloatSlider(
             share, min=0.5, max=1.0, step=0.01, readout_format=".0%", style=style, layout=layout,
             description="Share of the best speed", continuous_update=False,
@@ -58,7 +58,7 @@ class Explorer:
         )  # fmt: skip
         self._effective = ipywidgets.SelectionSlider(
             options=[(_effective_name(value), value) for value in EFFECTIVE_BATCHES], style=style,
-            description="Effective batch (images per update)", continuous_update=False,
+            description="Effective batch", continuous_update=False,
             layout=layout,
         )  # fmt: skip
         self._words = ipywidgets.HTML(layout=ipywidgets.Layout(width="100%"))
