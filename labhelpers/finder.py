@@ -11,7 +11,7 @@ from typing import Any
 from labhelpers.environment import check_device_name
 from labhelpers.finder_places import InProcess, choose_place, stays_here
 from labhelpers.finder_report import BatchSizeReport
-from labhelpers.finder_search import FinderProgress, Report, Search
+from labhelpers.finder_search import FinderProgress, Report, Search, callers_cap_bytes
 from labhelpers.records import FinderSpec, ask
 from labhelpers.search import NothingFits, WorkloadFailed
 from labhelpers.store import RunDirectory
@@ -112,6 +112,10 @@ def run_finder(
         WorkloadFailed: in the place of the workload's own error.
     """
     check_device_name(spec.device)
+    cap_bytes = callers_cap_bytes(spec.device)
+    if cap_bytes is not None:  # a worker process does not have it
+        limit_bytes = min(spec.limit_bytes or cap_bytes, cap_bytes)
+        spec = spec.model_copy(update={"limit_bytes": limit_bytes})
     own = None if settings is None else dict(settings)
     place, note = choose_place(spec, workload, own, worker=worker, isolate=isolate, stop=stop)
     search = Search(spec, run, place, on_progress or (lambda _: None), own is not None)

@@ -9,18 +9,23 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import nn
 
-from labhelpers.caps import exact_fraction, memory_cap
 from labhelpers.capture import Capture, capture_for
 from labhelpers.environment import describe, resolve_device
 from labhelpers.finder_failures import TooSlow, failure_facts
-from labhelpers.finder_room import room_of, start_libraries
+from labhelpers.finder_room import (
+    empty_device,
+    little_to_collect,
+    memory_limit,
+    room_of,
+    start_libraries,
+)
 from labhelpers.handback import (
     Places,
     apply_settings,
@@ -69,6 +74,8 @@ class Session:
             self._capture = self._prepared(settings)
             self._model, self._start = self._built(stack)
             self._places = Places(self._model)
+            if own_process:
+                stack.enter_context(little_to_collect())
             self._stack = stack.pop_all()
 
     def facts(self) -> dict[str, Any]:
@@ -90,19 +97,23 @@ class Session:
         seen: dict[str, Any] = {"optimizers": []}
         began = time.perf_counter()
         facts = self._about(batch_size, cap_bytes)
-        self._empty()
+        empty_device(self._capture, workspaces=self._own_process)
         try:
             facts |= self._outcome(lambda: self._train(batch_size, cap_bytes, limit_s, seen), seen)
-            facts |= surroundings(self._capture, "after")
+            if not facts.get("spoiled"):
+                facts |= surroundings(self._capture, "after")
         finally:
-            self._put_back(seen.pop("optimizers"))
+            # A device whose context is lost takes nothing back, and its error came first.
+            with suppress(RuntimeError) if facts.get("spoiled") else nullcontext():
+                self._put_back(seen.pop("optimizers"))
         facts["precision_after"] = read_precision()
         return facts | {"peaks": seen, "seconds": time.perf_counter() - began}
 
     def close(self) -> None:
         """Hand the model and the process back as they were when the session began."""
         self._stack.close()
-        self._capture.empty_cache()
+        del self._model, self._places, self._start
+        empty_device(self._capture, workspaces=self._own_process)
 
     def _prepared(self, settings: dict[str, Any] | None) -> Capture:
         capture = capture_for(self.device)
@@ -112,6 +123,7 @@ class Session:
             apply_settings(settings)
         if self.device.type == "cuda":
             start_libraries(self.device)
+            empty_device(capture, workspaces=self._own_process)
         return capture
 
     def _built(self, stack: ExitStack) -> tuple[nn.Module, TrainingState]:
@@ -223,21 +235,3 @@ class Session:
         self._places.put_back()
         restore_state(self._start, self._model)
         self._model.train()
-
-    def _empty(self) -> None:
-        """Empty the device's caches, the libraries' workspaces too: a fresh process has none."""
-        if self.device.type == "cuda":  # on the CPU `reset_peak` does it
-            self._capture.synchronize()
-            getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
-            self._capture.empty_cache()
-
-
-def memory_limit(device: torch.device, cap_bytes: int | None) -> AbstractContextManager[Any]:
-    """Cap what this process may take on a device, in bytes, inside a block; None for no cap."""
-    if cap_bytes is None:
-        return nullcontext()
-    if device.type == "cpu":
-        return memory_cap(budget_bytes=cap_bytes)
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
-    fraction = exact_fraction(min(cap_bytes, total_bytes), total_bytes)
-    return memory_cap(fraction=fraction, device=device)

@@ -1,15 +1,18 @@
-"""How much memory the trials of a search may use, and what a device starts before it counts."""
+"""Memory around the trials of a search: how much there is, its limit, and emptying it."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import nn
 
+from labhelpers.caps import exact_fraction, memory_cap
 from labhelpers.capture import Capture
 from labhelpers.host_memory import host_free_bytes, host_total_bytes
 from labhelpers.inputs import InputError
@@ -42,6 +45,40 @@ def room_of(capture: Capture) -> dict[str, Any]:
         whole_bytes = torch.cuda.get_device_properties(device).total_memory
         room_bytes = min(room_bytes, int(fraction * whole_bytes))
     return {"room_bytes": room_bytes, "total_bytes": total_bytes}
+
+
+def memory_limit(device: torch.device, cap_bytes: int | None) -> AbstractContextManager[Any]:
+    """Cap what this process may take on a device, in bytes, inside a block; None for no cap."""
+    if cap_bytes is None:
+        return nullcontext()
+    if device.type == "cpu":
+        return memory_cap(budget_bytes=cap_bytes)
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    fraction = exact_fraction(min(cap_bytes, total_bytes), total_bytes)
+    return memory_cap(fraction=fraction, device=device)
+
+
+def empty_device(capture: Capture, *, workspaces: bool) -> None:
+    """Give unused memory of a device back; with `workspaces` also what libraries keep.
+
+    A fresh process has no workspaces, but a CUDA graph of the caller's may use one.
+    """
+    if capture.device.type == "cuda":
+        capture.synchronize()
+        if workspaces:
+            getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+    capture.empty_cache()
+
+
+@contextmanager
+def little_to_collect() -> Iterator[None]:
+    """Leave what lives now out of garbage collection: each trial collects more than once."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def start_libraries(device: torch.device) -> None:

@@ -182,11 +182,29 @@ def notes_of(report: BatchSizeReport, device: str) -> list[str]:
     return notes
 
 
+def callers_cap_bytes(device: str) -> int | None:
+    """Return the cap that this process has set on a GPU's allocator; None for none."""
+    torch = _torch_on_gpu(device)
+    if torch is None:
+        return None
+    where = None if device == "auto" else device
+    fraction = torch.cuda.get_per_process_memory_fraction(where)
+    if fraction >= 1:
+        return None
+    index = torch.cuda.current_device() if where is None else where
+    return int(fraction * torch.cuda.get_device_properties(index).total_memory)
+
+
 def _held_here(device: str) -> int:
+    torch = _torch_on_gpu(device)
+    return 0 if torch is None else int(torch.cuda.memory_reserved(device))
+
+
+def _torch_on_gpu(device: str) -> Any | None:
+    """Return torch if this process uses a GPU already; nothing is started."""
     torch = sys.modules.get("torch")
-    if torch is None or device == "cpu" or not torch.cuda.is_initialized():
-        return 0
-    return int(torch.cuda.memory_reserved(device))
+    started = torch is not None and torch.cuda.is_initialized()
+    return torch if started and device != "cpu" else None
 
 
 def _raise_not_built(facts: Mapping[str, Any]) -> NoReturn:

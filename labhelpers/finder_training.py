@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 
 from labhelpers.capture import Capture, capture_for
 from labhelpers.environment import usable_cpus
-from labhelpers.finder_probes import memory_limit
-from labhelpers.finder_room import keep_heap_small
+from labhelpers.finder_room import keep_heap_small, memory_limit
 from labhelpers.inputs import InputError
 from labhelpers.oom import attempt
 from labhelpers.optimizers import optimizer_named
