@@ -82,6 +82,8 @@ STEPS: dict[str, Callable[[Path, Path], int]] = {
     "memory": memory,
     "notebook_02": notebook("02"),
     "notebook_03": notebook("03"),
+    "finders": benchmark("finders"),
+    "notebook_04": notebook("04"),
     "notebook_05": notebook("05"),
     "ladder": ladder,
     "notebook_00": notebook("00"),

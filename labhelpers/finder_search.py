@@ -187,7 +187,7 @@ def callers_cap_bytes(device: str) -> int | None:
     torch = _torch_on_gpu(device)
     if torch is None:
         return None
-    where = None if device == "auto" else device
+    where = None if device in ("auto", "cuda") else device
     fraction = torch.cuda.get_per_process_memory_fraction(where)
     if fraction >= 1:
         return None

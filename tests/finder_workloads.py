@@ -9,7 +9,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from labhelpers.workloads import Workload
+from labhelpers.finder_room import memory_limit
+from labhelpers.oom import attempt
+from labhelpers.training import make_step, set_precision
+from labhelpers.workloads import Workload, workload_from
 
 FEATURES = 131_072  # a sample of 512 KiB
 
@@ -114,6 +117,26 @@ def tokens() -> Workload:
 def make_workload() -> Workload:
     """A workload for the command line, with a data set of 12."""
     return job(dataset_size=12)
+
+
+def trains(reference: str, shape: list[int], classes: int, batch_size: int, cap_bytes: int) -> bool:
+    """Train five steps in this process, on the GPU under a cap; tell whether they ran."""
+    device = torch.device("cuda:0")
+    workload = workload_from(reference, input_shape=tuple(shape), classes=classes)
+    set_precision("fp32")
+
+    def train() -> None:
+        torch.manual_seed(42)
+        model = workload.make_model().to(device).train()
+        optimizer = workload.make_optimizer(model.parameters(), 1e-3)
+        step = make_step(model, optimizer, workload.loss, "fp32", device)
+        batch = workload.make_batch(batch_size, device)
+        for _ in range(5):
+            step(*batch)
+        torch.cuda.synchronize()
+
+    with memory_limit(device, cap_bytes):
+        return attempt(train).ok
 
 
 class Recorded(torch.optim.Adam):
