@@ -84,6 +84,16 @@ class LibraryLimitAbove4(Wide):
             raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED")
 
 
+class SmallNet(nn.Sequential):
+    """A small CNN for any images with three channels: five classes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+        )  # fmt: skip
+
+
 def make_batch(batch_size: int, device: torch.device):
     return torch.rand(batch_size, FEATURES, device=device), torch.rand(batch_size, 1, device=device)
 
