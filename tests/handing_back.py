@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class Disturbing(nn.Module):
     """Wrap a model in one that also changes what belongs to the process, and may fail.
 
     It draws random numbers and leaves other settings behind; its first forward registers a
-    buffer. `failing` is raised from the second step on.
+    buffer. `failing` is raised from the second step on; "slow" makes every step slow.
     """
 
     def __init__(self, model: nn.Module, failing: str | None = None) -> None:
@@ -73,7 +74,9 @@ class Disturbing(nn.Module):
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         torch.set_default_dtype(torch.float64)
         self.register_buffer("late", torch.zeros(1, device=inputs.device))
-        if self.failing and self.calls > 1:
+        if self.failing == "slow":
+            time.sleep(0.1)
+        elif self.failing and self.calls > 1:
             failures = {
                 "error": LookupError("broken"), "stop": KeyboardInterrupt(),
                 "oom": MemoryError("made up"),

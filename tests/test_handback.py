@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -80,6 +81,35 @@ def test_after_ctrl_c_while_the_worker_is_busy(worker):
         )
     timer.join()
     assert changed(before, trained.facts()) == set()
+
+
+def test_after_ctrl_c_in_the_middle_of_a_probe_here():
+    trained = Trained()
+    before = trained.facts()
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        search_batch_size(job(trained, "slow"), isolate=False, **{**QUICK, "num_iterations": 200})
+    assert time.monotonic() - started < 10  # the steps end, they are not waited for
+    assert changed(before, trained.facts()) == set()
+
+
+def test_what_is_compared_does_change_in_a_plain_training():
+    trained = Trained()
+    before = trained.facts()
+    trained.optimizer.zero_grad()
+    trained.model.train()(torch.rand(6, FEATURES)).square().mean().backward()
+    trained.optimizer.step()
+    different = changed(before, trained.facts())
+    assert {
+        "0.weight",
+        "0.weight.grad",
+        "1.running_mean",
+        "2 mode",
+        "optimizer",
+        "torch",
+    } <= different
 
 
 @pytest.mark.parametrize("isolate", [None, False])
