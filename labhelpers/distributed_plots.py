@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from labhelpers.distributed_tables import counted, seat
-from labhelpers.plots import DPI, batch_axis, log_axis
+from labhelpers.plots import batch_axis, log_axis, new_figure
 
 _ALONE = "#777777"
 _JOBS = ("#0b5cad", "#c2541b", "#3a7d44", "#7a4fa3")
@@ -20,9 +19,7 @@ _JOBS = ("#0b5cad", "#c2541b", "#3a7d44", "#7a4fa3")
 
 def scaling_figure(table: pd.DataFrame, title: str) -> Figure:
     """Draw global speed, efficiency, the all-reduce's share and the highest peak."""
-    figure = Figure(figsize=(10.4, 8.1), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure = new_figure((10.4, 8.1), title)
     grid = figure.subplots(2, 2).ravel()
     global_speed(table, grid[0])
     efficiency(table, grid[1])

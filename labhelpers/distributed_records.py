@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from labhelpers.fields import Integer
-from labhelpers.records import FeedName, SweepSpec, Trial, ask
+from labhelpers.records import FeedName, SweepSpec, Trial, ask, rate_of
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import trials_of
 from labhelpers.verdicts import median
@@ -93,9 +93,7 @@ class Group:
     @property
     def images_per_s(self) -> float | None:
         """Images of all ranks per second of the slowest; None unless it was timed."""
-        if self.outcome != "ok" or not self.images or not self.epoch_s:
-            return None
-        return self.images / self.epoch_s
+        return rate_of(self.outcome, self.images, self.epoch_s)
 
     @property
     def all_reduce_share(self) -> float | None:

@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
+from labhelpers.inputs import error_text
 from labhelpers.oom import is_context_lost, suspected_limit
 from labhelpers.worker import packed, unpacked
 
@@ -32,7 +33,7 @@ def failure_facts(error: Exception, *, host_limit: bool) -> dict[str, Any]:
         "outcome": outcome,
         "spoiled": spoiled,
         "error_class": type(error).__name__,
-        "error_text": " ".join(_text(error).split()),
+        "error_text": " ".join(error_text(error).split()),
         "library_limit": suspected_limit(error) is not None,
         "error": _packed(error),
     }
@@ -53,11 +54,3 @@ def _packed(error: Exception) -> bytes | None:
     with suppress(Exception):
         return packed(error)
     return None
-
-
-def _text(error: Exception) -> str:
-    try:
-        text = str(error) or repr(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error
-        text = f"a {type(error).__name__} that cannot be printed"
-    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")

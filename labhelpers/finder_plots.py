@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from labhelpers.finder_report import BatchSizeReport
 from labhelpers.finder_trials import live_bytes, outcome_of, taken_bytes
 from labhelpers.formats import MIB, show_bytes
-from labhelpers.plots import DPI
+from labhelpers.plots import new_figure
 from labhelpers.records import Trial
 
 _TAKEN, _LIVE, _FAILED, _LIMIT, _ANSWER = "#0b5cad", "#58a0e0", "#c81e3a", "#333333", "#3a7d44"
@@ -24,9 +23,7 @@ def search_sheet(title: str, reports: Sequence[BatchSizeReport]) -> Figure:
     """Draw one panel for each search, with a shared legend below."""
     columns = min(2, len(reports))
     rows = -(-len(reports) // columns)
-    figure = Figure(figsize=(5.4 * columns, 4.0 * rows + 0.8), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure = new_figure((5.4 * columns, 4.0 * rows + 0.8), title)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, report in zip(grid, reports, strict=False):
         search_panel(report, axes)

@@ -93,11 +93,10 @@ def _checked(given: Mapping[str, Any]) -> SweepSpec:
 def _one(
     notebook: Path, path: Path, given: Mapping[str, Any], cell_timeout_s: float, log: bool
 ) -> NotebookResult:
-    parameters = shared_parameters(notebook, given)
     # Notebooks run in their own folder, so relative paths are seen from there.
-    parameters["run_dir"] = os.path.relpath(path, NOTEBOOKS)
-    if "data_dir" in parameters_of(notebook):
-        parameters["data_dir"] = os.path.relpath(given.get("data_dir", "data"), NOTEBOOKS)
+    paths = {"run_dir": path, "data_dir": given.get("data_dir", "data")}
+    seen = {name: os.path.relpath(value, NOTEBOOKS) for name, value in paths.items()}
+    parameters = shared_parameters(notebook, {**given, **seen})
     output = path / "notebooks" / notebook.name
     return run_notebook(notebook, output, parameters, cell_timeout_s=cell_timeout_s, log=log)
 

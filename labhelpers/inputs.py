@@ -29,6 +29,15 @@ _LARGEST = 2**31 - 1
 MOST_REPEATS = 1000
 
 
+def error_text(error: BaseException) -> str:
+    """Return an error's text in a form that can be stored, whatever it holds."""
+    try:
+        text = str(error) or repr(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error
+        text = f"a {type(error).__name__} that cannot be printed"
+    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+
+
 def to_boolean(value: Any) -> bool:
     """Convert true/false, yes/no, on/off, 1/0 in any case; ValueError otherwise."""
     if isinstance(value, bool):

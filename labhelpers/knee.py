@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from labhelpers.environment import usable_cpus
 from labhelpers.formats import show_rate, show_share, show_times
 from labhelpers.ladder import default_workers
-from labhelpers.plots import DPI, batch_axis
+from labhelpers.plots import batch_axis, new_figure
 from labhelpers.records import FASHION, LadderSpec, SweepSpec, Trial, ask
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import Progress, run_sweep, trials_of
 from labhelpers.tables import median_rates
 from labhelpers.verdicts import SweetSpot, sweet_spot
-from labhelpers.worker import Worker
+from labhelpers.worker import Worker, worker_at_hand
 
 FEEDS = ("article", "workers", "host", "resident")
 _COLOURS = {"article": "#c2541b", "workers": "#8a6d00", "host": "#3a7d44", "resident": "#0b5cad"}
@@ -43,17 +42,12 @@ def run_knee(
     Raises:
         InputError, Stopped: as `run_sweep` does.
     """
-    own = worker is None
-    worker = worker or Worker()
     found: dict[str, list[Trial]] = {}
-    try:
+    with worker_at_hand(worker) as hired:
         for feed in FEEDS:
             if feed == "resident" and any(t.device == "cpu" for t in found["article"]):
                 continue  # the host is the device
-            found[feed] = _swept(spec, run, feed, workers, worker, on_progress, stop)
-    finally:
-        if own:
-            worker.close()
+            found[feed] = _swept(spec, run, feed, workers, hired, on_progress, stop)
     return found
 
 
@@ -90,9 +84,7 @@ def knee_table(rates: Rates, share: float) -> pd.DataFrame:
 
 def knee_figure(rates: Rates, share: float, title: str) -> Figure:
     """Draw speed, and the share of each feed's own best, against batch size; stars are spots."""
-    figure = Figure(figsize=(10.4, 4.4), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure = new_figure((10.4, 4.4), title)
     speed, relative = figure.subplots(1, 2)
     for feed, spot in knee_spots(rates, share).items():
         sizes, values = list(rates[feed]), list(rates[feed].values())

@@ -16,7 +16,7 @@ from labhelpers.store import RunDirectory
 from labhelpers.sweep import Progress, failure_facts, start_device
 from labhelpers.sweep_checks import check_before as check_sweep
 from labhelpers.sweep_checks import check_same_request
-from labhelpers.worker import Worker
+from labhelpers.worker import Worker, worker_at_hand
 
 # What suits a device where nothing was asked: (batch sizes, images, most steps, repeats).
 _GPU_DEFAULTS = ((32, 256, 2048, 8192), TRAINING_IMAGES, 500, 2)
@@ -80,15 +80,9 @@ def run_ladder(
         Stopped: `stop` was set; finished trials are kept and the run can be resumed.
     """
     check_request(spec)
-    own = worker is None
-    worker = worker or Worker()
-    try:
-        with run.writing():
-            climb = _Climb(spec, run, worker, on_progress or (lambda _: None), stop)
-            return climb.measure()
-    finally:
-        if own:
-            worker.close()
+    with worker_at_hand(worker) as hired, run.writing():
+        climb = _Climb(spec, run, hired, on_progress or (lambda _: None), stop)
+        return climb.measure()
 
 
 def ladder_trials_of(run: RunDirectory) -> list[Trial]:

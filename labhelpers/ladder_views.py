@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -23,7 +22,7 @@ from labhelpers.formats import (
 )
 from labhelpers.ladder_plan import RUNGS, SYNTHETIC, rung_of
 from labhelpers.ladder_table import LOSS_TOLERANCE, Row, of_size, rung_at, sizes_of, top_rung
-from labhelpers.plots import DPI
+from labhelpers.plots import new_figure
 from labhelpers.records import Trial
 from labhelpers.tables import flags
 
@@ -65,9 +64,7 @@ def ladder_figure(rows: Sequence[Row], title: str) -> Figure:
     columns = min(2, len(sizes))
     deep = -(-len(sizes) // columns)
     height = deep * (0.26 * len(names) + 1.0) + 0.6
-    figure = Figure(figsize=(5.4 * columns, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure = new_figure((5.4 * columns, height), title)
     grid = figure.subplots(deep, columns, squeeze=False, sharey=True).ravel()
     for axes, size in zip(grid, sizes, strict=False):
         _panel(axes, {row.rung: row for row in of_size(rows, size)}, names, size)

@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Mapping
 
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from labhelpers.formats import show_share
 from labhelpers.limits import LimitVerdict, limits_of
-from labhelpers.plots import DPI
+from labhelpers.plots import new_figure
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import trials_of
 
@@ -34,8 +33,7 @@ def limits_in(run: RunDirectory, name: str = "sweep") -> dict[int, LimitVerdict]
 
 def limit_figure(verdicts: Verdicts, title: str) -> Figure:
     """Stack the shares of the epoch against batch size, with the verdict above each bar."""
-    figure = Figure(figsize=(7.2, 3.9), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((7.2, 3.9))
     axes = figure.subplots()
     places, bottoms = range(len(verdicts)), [0.0] * len(verdicts)
     for (label, colour, hatch), heights in _stacks(verdicts).items():

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from labhelpers.formats import mib, show_bytes
-from labhelpers.plots import DPI
+from labhelpers.plots import new_figure
 from labhelpers.records import Trial
 from labhelpers.remedies import Remedied
 from labhelpers.remedy_plan import PLAIN, remedy_named
@@ -85,9 +84,7 @@ def _kind(trial: Trial) -> tuple[str, str]:
 
 
 def _sheet(columns: int, size: tuple[float, float], title: str) -> tuple[Figure, Any]:
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure = new_figure(size, title)
     return figure, figure.subplots(1, columns, squeeze=False).ravel()
 
 

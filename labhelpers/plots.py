@@ -92,14 +92,21 @@ def mark_sweet_spot(axes: Axes, batch_size: int, share: float) -> Axes:
     return axes
 
 
+def new_figure(size: tuple[float, float], title: str = "") -> Figure:
+    """Return an empty figure of a size in inches, ready to be drawn on from any thread."""
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
 def sheet(
     title: str, plots: Sequence[Plot], curves: Sequence[Curve], *, columns: int = 2
 ) -> Figure:
     """Draw each plot for all curves: a figure with a shared legend below it."""
     rows = -(-len(plots) // columns)
-    figure = Figure(figsize=(5.2 * columns, 3.7 * rows + 0.7), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure = new_figure((5.2 * columns, 3.7 * rows + 0.7), title)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, plot in zip(grid, plots, strict=False):
         _draw(plot, curves, axes)

@@ -31,7 +31,7 @@ from labhelpers.sweep import (
     start_device,
 )
 from labhelpers.sweep_checks import check_same_request
-from labhelpers.worker import Worker
+from labhelpers.worker import Worker, worker_at_hand
 
 # To the article's sizes and past them; the budgets end the list, not its length.
 _GPU_SIZES = (
@@ -70,15 +70,9 @@ def run_probe(
         Stopped: `stop` was set; finished trials are kept and the probe can be resumed.
     """
     check_device_name(spec.device)
-    own = worker is None
-    worker = worker or Worker()
-    try:
-        with run.writing():
-            probe = _Probe(spec, run, worker, on_progress or (lambda _: None), stop)
-            return probe.measure()
-    finally:
-        if own:
-            worker.close()
+    with worker_at_hand(worker) as hired, run.writing():
+        probe = _Probe(spec, run, hired, on_progress or (lambda _: None), stop)
+        return probe.measure()
 
 
 def why_it_stopped(trials: Sequence[Trial]) -> Stop | None:

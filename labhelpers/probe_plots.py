@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from labhelpers.formats import GB, mib, show_bandwidth
-from labhelpers.plots import DPI, Plot, draw_line, log_axis, sheet, throughput
+from labhelpers.plots import Plot, draw_line, log_axis, new_figure, sheet, throughput
 from labhelpers.probe_curves import ProbeCurve
 from labhelpers.references import Curve
 from labhelpers.residency import BlockJudgement, Place, ResidencyMap
@@ -102,8 +101,7 @@ def own_memory(curve: Curve, axes: Axes) -> Axes:
 
 def residency_figure(found: ResidencyMap, title: str) -> Figure:
     """Draw a bar per block: its fill, a dot for its read, and card and bus as lines."""
-    figure = Figure(figsize=(10.4, 4.6), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((10.4, 4.6))
     axes = figure.subplots()
     fills, reads = found.fill_judgements, found.read_judgements
     axes.bar(

@@ -122,9 +122,7 @@ class Trial(Record):
     @property
     def images_per_s(self) -> float | None:
         """Images really seen per second; `None` unless the trial was timed."""
-        if self.outcome != "ok" or not self.images or not self.epoch_s:
-            return None
-        return self.images / self.epoch_s
+        return rate_of(self.outcome, self.images, self.epoch_s)
 
     @property
     def mean_step_s(self) -> float | None:
@@ -132,6 +130,13 @@ class Trial(Record):
         if self.outcome != "ok" or not self.steps or self.epoch_s is None:
             return None
         return self.epoch_s / self.steps
+
+
+def rate_of(outcome: str, images: int | None, epoch_s: float | None) -> float | None:
+    """Return images per second; None unless they were trained and timed."""
+    if outcome != "ok" or not images or not epoch_s:
+        return None
+    return images / epoch_s
 
 
 class RunInfo(Record):

@@ -16,7 +16,7 @@ from labhelpers.records import RemedySpec, Trial, ask
 from labhelpers.remedy_plan import Remedy, chosen_remedies, resolved, why_not
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import Planned, Progress, failure_facts, start_device
-from labhelpers.worker import Answer, Worker, packed
+from labhelpers.worker import Answer, Worker, packed, worker_at_hand
 
 if TYPE_CHECKING:
     from labhelpers.workloads import Workload
@@ -81,20 +81,14 @@ def run_remedies(
         Stopped: `stop` was set; finished trials are kept and the run can be resumed.
     """
     chosen = chosen_remedies(spec)
-    own = worker is None
-    worker = worker or Worker()
-    try:
-        with run.writing():
-            facts = start_device(spec, worker, stop)
-            spec = resolved(spec, facts)
-            _check_same_request(run, spec)
-            run.note_environment(environment_id(facts), facts)
-            run.note_spec(_spec_name(spec), spec)
-            session = _Session(spec, run, worker, stop, workload, on_progress or (lambda _: None))
-            return session.measure(chosen, facts)
-    finally:
-        if own:
-            worker.close()
+    with worker_at_hand(worker) as hired, run.writing():
+        facts = start_device(spec, hired, stop)
+        spec = resolved(spec, facts)
+        _check_same_request(run, spec)
+        run.note_environment(environment_id(facts), facts)
+        run.note_spec(_spec_name(spec), spec)
+        session = _Session(spec, run, hired, stop, workload, on_progress or (lambda _: None))
+        return session.measure(chosen, facts)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from labhelpers.records import ProbeSpec, Trial
 from labhelpers.residency import LEAST_BLOCKS
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import failure_facts, start_device
-from labhelpers.worker import Answer, Worker
+from labhelpers.worker import Answer, Worker, worker_at_hand
 
 GPU_BLOCK_BYTES, CPU_BLOCK_BYTES = 256 * MIB, 32 * MIB
 PAST_CARD_BYTES = 2 * GIB
@@ -38,14 +38,8 @@ def run_residency(
         Stopped: `stop` was set.
     """
     check_device_name(spec.device)
-    own = worker is None
-    worker = worker or Worker()
-    try:
-        with run.writing():
-            return _run(spec, run, worker, stop)
-    finally:
-        if own:
-            worker.close()
+    with worker_at_hand(worker) as hired, run.writing():
+        return _run(spec, run, hired, stop)
 
 
 def count_blocks(spec: ProbeSpec, limits: Limits) -> int:

@@ -23,7 +23,7 @@ from labhelpers.planning import (
 from labhelpers.records import Spec, SweepSpec, Trial
 from labhelpers.store import RunDirectory
 from labhelpers.sweep_checks import check_before, check_same_request
-from labhelpers.worker import Answer, StartError, Worker
+from labhelpers.worker import Answer, StartError, Worker, worker_at_hand
 
 if TYPE_CHECKING:
     from labhelpers.workloads import Workload
@@ -97,16 +97,10 @@ def run_sweep(
         Stopped: `stop` was set; finished trials are kept and the run can be resumed.
     """
     check_before(spec)
-    own = worker is None
-    worker = worker or Worker()
-    try:
-        with run.writing():
-            measure = measure or training()
-            sweep = _Sweep(spec, run, worker, measure, on_progress or (lambda _: None), stop, name)
-            return sweep.measure()
-    finally:
-        if own:
-            worker.close()
+    with worker_at_hand(worker) as hired, run.writing():
+        measure = measure or training()
+        sweep = _Sweep(spec, run, hired, measure, on_progress or (lambda _: None), stop, name)
+        return sweep.measure()
 
 
 class _Sweep:

@@ -14,17 +14,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import pebble
 
-from labhelpers.inputs import InputError
+from labhelpers.inputs import InputError, error_text
 from labhelpers.records import Outcome
 from labhelpers.spawning import WorkerContext, prepare_child
 
@@ -192,6 +192,16 @@ class Worker:
         return Answer(outcome, value, name, text, wall_s)
 
 
+@contextmanager
+def worker_at_hand(worker: Worker | None) -> Iterator[Worker]:
+    """Yield the caller's worker, or one of our own that ends with the block."""
+    if worker is not None:
+        yield worker
+        return
+    with Worker() as own:
+        yield own
+
+
 def packed(value: Any) -> bytes:
     """Pack a value (also a class from a notebook cell) so that it can travel to a worker."""
     data: bytes = cloudpickle.dumps(value)
@@ -226,19 +236,10 @@ def _guarded(call: bytes) -> tuple[Any, ...]:
         outcome = "oom" if is_oom(error) else "error"
         name = "ContextLost" if is_context_lost(error) else type(error).__name__
         name = "InputError" if isinstance(error, InputError) else name
-        text = _said(error)
+        text = error_text(error)
     # Outside the handler: inside it the exception's frames still hold the tensors.
     _clean_up()
     return outcome, packed(None), name, text
-
-
-def _said(error: BaseException) -> str:
-    """Return an error's text in a form that can be stored, whatever it holds."""
-    try:
-        text = str(error) or repr(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error
-        text = f"a {type(error).__name__} that cannot be printed"
-    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
 def _clean_up() -> None:

@@ -1,12 +1,14 @@
 """Fixtures that several test modules share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from labhelpers.data import DataReport, fetch_fashion_mnist
 from labhelpers.idx import DataError
+from labhelpers.sessions import _SESSIONS
 
 # The tests' networks are tiny; several threads would mostly wait for each other on busy cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,3 +29,13 @@ def data_report() -> DataReport:
 def data_dir(data_report: DataReport) -> Path:
     """The folder to give as data directory; `data_report.synthetic` says what it holds."""
     return data_report.data_dir
+
+
+@pytest.fixture
+def no_sessions() -> Iterator[None]:
+    """End what a test measures in the background, and forget it."""
+    yield
+    for session in _SESSIONS.values():
+        session.stop()
+        session.wait(60)
+    _SESSIONS.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 import measures
 import pytest
 
-from labhelpers import probe_panel, sessions, sweep_panel
+from labhelpers import probe_panel, sweep_panel
 from labhelpers.finder_panel import FINDER, finder_figure, finder_rows
 from labhelpers.inputs import InputError
 from labhelpers.panel import Measurement, Panel, failures_told, notes_told, share_done, status
@@ -21,6 +21,7 @@ from labhelpers.sweep_panel import SWEEP
 from labhelpers.worker import Worker
 
 LIMIT_S = 60
+pytestmark = pytest.mark.usefixtures("no_sessions")
 TEXTS = {
     "batch_sizes": "1, 8", "repeats": "2", "images": "1000", "feed": "article",
     "precision": "fp32", "device": "cpu",
@@ -32,15 +33,6 @@ def kind() -> Iterator[Measurement]:
     with Worker(measures.no_warm_up) as worker:
         runner = partial(run_sweep, worker=worker, measure=measures.FAILING)
         yield replace(SWEEP, runner=runner, sources=lambda run: [("as before", run.trials())])
-
-
-@pytest.fixture(autouse=True)
-def no_sessions() -> Iterator[None]:
-    yield
-    for session in sessions._SESSIONS.values():
-        session.stop()
-        session.wait(LIMIT_S)
-    sessions._SESSIONS.clear()
 
 
 @pytest.fixture

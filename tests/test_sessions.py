@@ -9,7 +9,6 @@ from typing import Any
 import measures
 import pytest
 
-from labhelpers import sessions
 from labhelpers.inputs import InputError
 from labhelpers.records import SweepSpec, ask
 from labhelpers.sessions import Session, session_of
@@ -18,21 +17,13 @@ from labhelpers.sweep import run_sweep
 from labhelpers.worker import Worker
 
 LIMIT_S = 60
+pytestmark = pytest.mark.usefixtures("no_sessions")
 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     with Worker(measures.no_warm_up) as shared:
         yield shared
-
-
-@pytest.fixture(autouse=True)
-def no_sessions() -> Iterator[None]:
-    yield
-    for session in sessions._SESSIONS.values():
-        session.stop()
-        session.wait(LIMIT_S)
-    sessions._SESSIONS.clear()
 
 
 @pytest.fixture

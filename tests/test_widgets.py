@@ -9,7 +9,7 @@ from typing import Any
 import measures
 import pytest
 
-from labhelpers import sessions, widgets
+from labhelpers import widgets
 from labhelpers.panel import Measurement, Panel
 from labhelpers.records import SweepSpec
 from labhelpers.store import RunDirectory
@@ -19,6 +19,7 @@ from labhelpers.widgets import PanelView, in_frontend, show_panel
 from labhelpers.worker import Worker
 
 LIMIT_S = 60
+pytestmark = pytest.mark.usefixtures("no_sessions")
 
 
 class Handle:
@@ -40,15 +41,6 @@ def worker() -> Iterator[Worker]:
 @pytest.fixture(scope="module")
 def kind(worker: Worker) -> Measurement:
     return replace(SWEEP, runner=partial(run_sweep, worker=worker, measure=measures.FAILING))
-
-
-@pytest.fixture(autouse=True)
-def no_sessions() -> Iterator[None]:
-    yield
-    for session in sessions._SESSIONS.values():
-        session.stop()
-        session.wait(LIMIT_S)
-    sessions._SESSIONS.clear()
 
 
 @pytest.fixture
