@@ -22,7 +22,7 @@ from labhelpers.distributed_cli import (
     sweep_together,
     under_torchrun,
 )
-from labhelpers.inputs import InputError, duplicates
+from labhelpers.inputs import InputError, StartError, duplicates
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -211,6 +211,8 @@ def main() -> None:
             click.echo(error.format_message(), err=True)
             sys.exit(EXIT_BAD_INPUT)
         _fail(error.format_message(), EXIT_BAD_INPUT)
+    except StartError as error:
+        _fail(str(error), EXIT_FAILED)
     except OSError as error:
         _fail(f"{error.filename or 'system'}: {error.strerror or error}", EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):

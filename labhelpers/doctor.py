@@ -19,8 +19,8 @@ from typing import Any, Literal
 from labhelpers import __version__, drivers
 from labhelpers.doctor_lines import LINES, Line
 from labhelpers.host_memory import host_free_bytes, host_total_bytes
-from labhelpers.inputs import InputError
-from labhelpers.worker import Answer, StartError, Worker
+from labhelpers.inputs import InputError, StartError
+from labhelpers.worker import Answer, Worker
 
 PROBE_TIMEOUT_S = 120.0
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

@@ -22,6 +22,10 @@ class InputError(ValueError):
         super().__init__(" ".join(str(message).splitlines()))
 
 
+class StartError(RuntimeError):
+    """The worker process, or the device in it, cannot be started."""
+
+
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 _NONE = {"none", "null", "auto", ""}

@@ -39,6 +39,13 @@ TRAINING_IMAGES = 60_000
 Outcome = Literal["ok", "oom", "killed", "timeout", "error"]
 Kind = Literal["sweep", "limits", "probe", "residency", "cap", "remedy", "finder", "ladder", "ddp"]
 
+_LOOKED_FOR: dict[str, tuple[str, ...]] = {
+    "cap": ("oom",),
+    "probe": ("oom", "killed", "timeout"),
+    "finder": ("oom", "killed", "timeout", "error"),
+}
+"""How trials may end that go on until something ends them: that end is their result."""
+
 S = TypeVar("S", bound=Spec)
 
 
@@ -118,6 +125,11 @@ class Trial(Record):
             self.kind, self.workload, self.variant, self.feed, self.precision,
             self.batch_size, self.repeat, self.rank, self.world_size,
         )  # fmt: skip
+
+    @property
+    def found_its_limit(self) -> bool:
+        """Whether the trial did not run to its end, and that was what it was to find out."""
+        return self.outcome in _LOOKED_FOR.get(self.kind, ())
 
     @property
     def images_per_s(self) -> float | None:

@@ -16,7 +16,6 @@ from labhelpers.report import NotebookResult
 from labhelpers.store import RunDirectory
 from labhelpers.tables import readable
 
-_LOOKING_FOR_OOM = ("cap", "probe", "finder")
 _COLUMNS = ["batch", "images/s", "of best", "spread", "step ms", "allocated MiB", "updates/epoch"]
 
 
@@ -42,15 +41,10 @@ def summary_lines(run: RunDirectory, results: Sequence[NotebookResult]) -> list[
 
 def failure_lines(trials: Sequence[Trial], results: Sequence[NotebookResult]) -> list[str]:
     """List trials and notebooks that did not end well; nothing if all did."""
-    lines = [f"- {describe_failure(trial)}" for trial in trials if _is_news(trial)]
+    news = [t for t in trials if t.outcome != "ok" and not t.found_its_limit]
+    lines = [f"- {describe_failure(trial)}" for trial in news]
     lines += [f"- {r.name}: exit {r.exit_code}: {r.why}" for r in results if r.exit_code]
     return ["## Not measured", "", *lines, ""] if lines else []
-
-
-def _is_news(trial: Trial) -> bool:
-    """Tell whether an ending must be told: an OOM that was asked for is a result."""
-    wanted = trial.outcome == "oom" and trial.kind in _LOOKING_FOR_OOM
-    return trial.outcome != "ok" and not wanted
 
 
 def environment_lines(run: RunDirectory) -> list[str]:

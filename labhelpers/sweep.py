@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labhelpers.environment import environment_id
+from labhelpers.inputs import StartError
 from labhelpers.planning import (
     Planned,
     due,
@@ -23,7 +24,7 @@ from labhelpers.planning import (
 from labhelpers.records import Spec, SweepSpec, Trial
 from labhelpers.store import RunDirectory
 from labhelpers.sweep_checks import check_before, check_same_request
-from labhelpers.worker import Answer, StartError, Worker, worker_at_hand
+from labhelpers.worker import Answer, Worker, worker_at_hand
 
 if TYPE_CHECKING:
     from labhelpers.workloads import Workload
@@ -273,5 +274,5 @@ def trials_of(run: RunDirectory, *, kind: str = "sweep", name: str = "sweep") ->
 
 
 def failures(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials that failed; an OOM is a result, not a failure."""
-    return [trial for trial in trials if trial.outcome in ("killed", "timeout", "error")]
+    """Return the trials that failed; an OOM, or an end that was looked for, is a result."""
+    return [t for t in trials if t.outcome not in ("ok", "oom") and not t.found_its_limit]

@@ -24,13 +24,14 @@ from typing import Any
 import cloudpickle
 import pebble
 
-from labhelpers.inputs import InputError, error_text
+from labhelpers.inputs import InputError, StartError, error_text
 from labhelpers.records import Outcome
 from labhelpers.spawning import WorkerContext, prepare_child
 
 POLL_S = 0.05
 START_TIMEOUT_S = 300.0
 STARTS = 3
+GOODBYE_S = 0.5
 # A child that is asked to end may clean up for so long; Stop shall take less than 3 s.
 pebble.CONSTS.term_timeout = 1.0
 
@@ -55,10 +56,6 @@ class Answer:
 
 class Stopped(Exception):
     """The caller's stop event was set; the call was ended and its process replaced."""
-
-
-class StartError(RuntimeError):
-    """The worker process, or the device in it, cannot be started."""
 
 
 class TimeLimit(Exception):
@@ -167,6 +164,10 @@ class Worker:
                 # Pebble's own limit would follow the system's clock, which may be set.
                 if time.perf_counter() - started > timeout_s:
                     raise TimeLimit
+                # A pool whose child died at its very start may end without telling its futures.
+                if not self._pool.active:
+                    concurrent.futures.wait([future], timeout=GOODBYE_S)
+                    break
         except TimeLimit:
             future.cancel()
             self.close()
@@ -181,9 +182,9 @@ class Worker:
 
     def _answer(self, future: Any, wall_s: float) -> Answer:
         try:
-            outcome, packed_value, name, text = future.result()
+            outcome, packed_value, name, text = future.result(timeout=0)
             value = unpacked(packed_value)
-        except (pebble.ProcessExpired, BrokenProcessPool) as error:
+        except (pebble.ProcessExpired, BrokenProcessPool, TimeoutError) as error:
             self.close()
             code = getattr(error, "exitcode", None)
             return Answer("killed", None, "ProcessExpired", _death(code), wall_s)

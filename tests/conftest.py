@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from labhelpers.sessions import _SESSIONS
 
 # The tests' networks are tiny; several threads would mostly wait for each other on busy cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

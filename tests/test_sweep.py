@@ -131,6 +131,18 @@ def test_failures_leave_out_what_is_a_result():
     assert [trial.outcome for trial in failures(trials)] == ["killed", "timeout", "error"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "failed"),
+    [("cap", ["killed", "timeout", "error"]), ("probe", ["error"]), ("finder", [])],
+)
+def test_the_end_of_a_trial_that_looks_for_it_is_no_failure(kind, failed):
+    trials = [
+        Trial(kind=kind, batch_size=1, outcome=outcome)
+        for outcome in ("ok", "oom", "killed", "timeout", "error")
+    ]
+    assert [trial.outcome for trial in failures(trials)] == failed
+
+
 def test_only_trials_of_the_same_workload_feed_and_precision_match():
     same = Trial(kind="sweep", batch_size=1, workload=MINE, feed="own")
     others = [{"workload": "x"}, {"feed": "host"}, {"precision": "bf16"}]

@@ -40,7 +40,7 @@ def finished(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int
     """Wait for a process; return its exit code and what it said, and see that it left nobody."""
     _, errors = process.communicate(timeout=timeout_s)
     wait_until(lambda: not members(process.pid))
-    assert "Traceback" not in errors
+    assert "Traceback" not in errors, errors
     return process.returncode, errors
 
 

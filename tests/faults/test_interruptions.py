@@ -7,10 +7,12 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import measures
+import psutil
 import pytest
 from runs import (
     OWN,
@@ -87,6 +89,23 @@ def test_used_up_memory_under_a_limit_is_an_outcome(tmp_path):
     assert "batch 16, repeat 1: oom: MemoryError" in errors
     count("trials that used up the memory allowed")
     resume(path, kept(path))
+
+
+def test_a_worker_that_cannot_start_is_one_line(tmp_path):
+    path = tmp_path / "run"
+    process = start(*SWEEP, "--output", path)
+    while process.poll() is None:
+        for child in psutil.Process(process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it is gone already
+                if any("spawn_main" in part for part in child.cmdline()):
+                    child.kill()
+        time.sleep(0.01)
+    code, errors = finished(process)
+    assert (code, errors.count("\n")) == (1, 2)
+    assert "\nlabhelpers: the worker process does not start: " in errors
+    assert kept(path) == []
+    count("workers that could not start")
+    resume(path, [])
 
 
 GROUPS = Path("/sys/fs/cgroup")

@@ -122,14 +122,16 @@ def notebook(tmp_path: Path) -> Path:
     return tmp_path / "01_sweep.ipynb"
 
 
-def kill_kernel(after_s: float, family: list[int]) -> None:
-    """Kill this process's kernel some time after it has started."""
+def kill_kernel(path: Path, after_trials: int, after_s: float, family: list[int]) -> None:
+    """Kill this process's kernel some time after it started, or kept so many trials more."""
+    before = len(kept(path))
 
     def kernels() -> list[psutil.Process]:
         own = psutil.Process().children()
         return [p for p in own if any("ipykernel" in part for part in p.cmdline())]
 
     wait_until(kernels)
+    wait_until(lambda: len(kept(path)) >= before + after_trials, within_s=60)
     time.sleep(after_s)
     for kernel in kernels():
         family += [kernel.pid, *(child.pid for child in kernel.children(recursive=True))]
@@ -137,20 +139,21 @@ def kill_kernel(after_s: float, family: list[int]) -> None:
 
 
 def test_kernel(tmp_path, notebook, monkeypatch):
-    monkeypatch.setenv("LABHELPERS_TEST_SLEEP_S", "0.1")
+    monkeypatch.setenv("LABHELPERS_TEST_SLEEP_S", "0.3")
     chance, path, before = random.Random(5), tmp_path / "run", []
     for number in range(6):
         family: list[int] = []
         # The first two before the kernel answers, the others while it measures.
-        after_s = chance.uniform(0, 0.3) if number < 2 else chance.uniform(1, 3)
-        killer = threading.Thread(target=kill_kernel, args=(after_s, family))
+        after_trials = 0 if number < 2 else 1
+        moment = (path, after_trials, chance.uniform(0, 0.3), family)
+        killer = threading.Thread(target=kill_kernel, args=moment)
         killer.start()
         result = run_notebook(notebook, tmp_path / "out.ipynb", {"run_dir": str(path)})
         killer.join()
-        if family:
-            assert (result.exit_code, result.path.name) == (EXIT_KERNEL_DIED, "out.partial.ipynb")
-            assert "died" in result.why.lower()
-            count("kills of a notebook's kernel")
+        assert family
+        assert (result.exit_code, result.path.name) == (EXIT_KERNEL_DIED, "out.partial.ipynb")
+        assert "died" in result.why.lower()
+        count("kills of a notebook's kernel")
         wait_until(lambda family=family: not any(map(psutil.pid_exists, family)))
         now = kept(path)
         assert now[: len(before)] == before
