@@ -67,6 +67,12 @@ def memory(out: Path, run: Path) -> int:
     return command(out / "memory.log", "benchmarks/memory_against_article.py", str(run))
 
 
+def false_alarms(out: Path, _run: Path) -> int:
+    """Measure how often the regression gate cries wolf on this machine, from twelve runs."""
+    runs = str(out / "false_alarm_runs")
+    return command(out / "false_alarms.log", "benchmarks/false_alarms.py", runs, "--collect", "12")
+
+
 def ladder(out: Path, run: Path) -> int:
     """Read what the ladder, the feeds and the sweep of the run must show."""
     return command(out / "ladder.log", "benchmarks/ladder.py", "--run", str(run))
@@ -87,6 +93,8 @@ STEPS: dict[str, Callable[[Path, Path], int]] = {
     "notebook_05": notebook("05"),
     "ladder": ladder,
     "notebook_00": notebook("00"),
+    "false_alarms": false_alarms,
+    "soak": benchmark("soak", "--torch", "--device", "cuda:0"),
 }  # fmt: skip
 
 

@@ -33,9 +33,14 @@ GAP_SPREAD = 0.2
 
 Tuned on traces of a simulated caching allocator; a wrong value costs probes, never the answer.
 """
+NARROW_GAP = 0.02
+"""Share of the size below which a gap is skipped on the way up: its upper end is tried."""
 FAILURE_SPREAD = 0.1
-BLOCK_BYTES = 2**20
-"""How far a failure's own figures may mislead: a share of what they take away, half a block."""
+"""How far a failure's own figures may mislead: a share of what they take away."""
+SEGMENT_BYTES = 2 * 2**20
+"""What torch's allocator takes from the device at least, and a multiple of which it takes."""
+SLOPE_FACTOR = 1.3
+"""Largest factor by which two failures may correct the growth that the peaks show."""
 ROOM_SHARE = 0.05
 """Share of the limit a reserved peak must leave free to guide the way up after a fall."""
 
@@ -141,7 +146,7 @@ def believe(
         return upper or lower
     base = max(lower.center, live[-1][0])
     gap = min(upper.center, math.inf if high is None else high) - base
-    if gap <= 0:
+    if gap <= (NARROW_GAP * base if high is None else 0):
         return upper
     # A failure in the gap shows that the guess was wrong: any part of it may be the right one.
     spread = GAP_SPREAD * gap if high is None else gap
@@ -159,28 +164,45 @@ def is_squeezed(peaks: Sequence[Reading], live: Sequence[Reading], limit_bytes: 
     return peaks[-1][1] >= cut_off_bytes > live[-1][1]
 
 
-def below_failure(
-    guess: Forecast | None, readings: Sequence[Reading], failure: Reading, limit_bytes: int
+def below_failures(
+    guess: Forecast | None,
+    readings: Sequence[Reading],
+    failures: Sequence[Reading],
+    limit_bytes: int,
 ) -> Forecast | None:
-    """Bring a guess down to what a failure says: how many bytes too many its size needed.
+    """Bring a guess down to what failures say: how many bytes too many their sizes needed.
 
-    `failure` is the size that failed and what it held and asked for when it did. More may have
-    been asked for later, so the limit lies at the size this gives, or below it.
+    `failures` are sizes that failed, the smallest first, and what each held and asked for when
+    it did. More may have been asked for later, so the limit lies at the size this gives, or
+    below it.
     """
-    high, needed = failure
+    high, needed = failures[0]
     missing = needed - limit_bytes
     if missing <= 0:
         return guess
+    slope = _growth_of_need(readings, failures)
+    # Just above the limit a whole segment is missing, not the bytes of one sample.
+    center = min(high - (missing - SEGMENT_BYTES) / slope, high - 1)
+    if guess is not None and guess.center <= center:
+        return guess
+    low = readings[-1][0]
+    if center <= low:  # that size ran: steps grow with what the failure was wrong by
+        spread = LEAST_SPREAD + SEGMENT_BYTES / slope + low - center
+        return Forecast(low, min(spread, (high - low) / 2))
+    doubt = FAILURE_SPREAD * (high - center) + SEGMENT_BYTES / 2 / slope
+    return Forecast(center, LEAST_SPREAD + doubt)
+
+
+def _growth_of_need(readings: Sequence[Reading], failures: Sequence[Reading]) -> float:
+    """Return how many bytes more a sample more needs, from peaks and from failures."""
+    (high, needed), *larger = failures
     line = fit_line(latest_regime(readings))
     # The steeper one takes less away: a line through other kernels' peaks may be too flat.
     slope = max(needed / high, line.slope if line else 0.0)
-    center = high - missing / slope
-    if guess is not None and guess.center <= center:
-        return guess
-    if center <= readings[-1][0]:
-        return None  # that size ran: within a block, the failure says no more
-    # Blocks are whole: within one of them, a failure says the same whatever the size.
-    return Forecast(center, LEAST_SPREAD + FAILURE_SPREAD * (high - center) + BLOCK_BYTES / slope)
+    if not larger or larger[0][1] <= needed:
+        return slope
+    between = (larger[0][1] - needed) / (larger[0][0] - high)
+    return min(max(between, slope / SLOPE_FACTOR), slope * SLOPE_FACTOR)
 
 
 def _believe_after_a_fall(

@@ -10,7 +10,7 @@ from labhelpers.forecast import (
     Forecast,
     Reading,
     believe,
-    below_failure,
+    below_failures,
     has_fallen,
     is_squeezed,
 )
@@ -22,7 +22,7 @@ RISK = 0.1
 """Accepted probability that a probe meant to run fails: failures are few, not none."""
 RISK_OF_THE_FIRST = 0.4
 """The same while nothing has failed: one failure is needed anyway, to prove the end."""
-RISK_AFTER_A_FALL = 0.35
+RISK_AFTER_A_FALL = 0.5
 """The same where peaks fell with growing size: probes are what is scarce there."""
 FIRST_GROWTH = 16
 TRUSTED_GROWTH = 16
@@ -32,10 +32,15 @@ Beyond it, first a quarter of the way is gone, by at most `LARGEST_GROWTH`.
 """
 LARGEST_GROWTH = 64
 GROWTH_AFTER_A_FALL = 1.5
+SURPRISE_GROWTH = 4
+"""Factor of the step where the next size should have failed, and ran."""
 FREE_SHORT_STEPS = 8
 """Successes that may double nothing before the least step begins to double."""
 MOST_STALLS = 7
 """Probes in a row that may fail to halve the range before it is halved by force."""
+MOST_STALLS_AFTER_A_FALL = 3
+NARROW = 4
+"""Range that is halved at once after a fall: a guess could only creep through it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Sizes:
 class State:
     """What is known so far: `low` ran (0: none yet), `high` failed (None: none yet).
 
-    `bound` names what `high` failed of, `needed` the bytes it needed; `expected` is where
+    `bound` names what `high` failed of; `expected` is where
     memory was last guessed to end on the way up, and `surprises` counts the sizes that ran
     from there on.
     """
@@ -81,7 +86,6 @@ class State:
     low: int = 0
     high: int | None = None
     bound: EndedBy | None = None
-    needed: int | None = None
     expected: float = math.inf
     surprises: int = 0
     short_steps: int = 0
@@ -96,7 +100,7 @@ class State:
             self.surprises += self.low >= self.expected
         else:
             self.high = result.batch_size
-            self.bound, self.needed = BOUNDS[result.outcome], result.needed_bytes
+            self.bound = BOUNDS[result.outcome]
         if high is None or self.high is None:
             self.short_steps += self.high is None and self.low < 2 * low
         else:
@@ -113,6 +117,21 @@ class State:
         """Return the live peaks, or the reserved ones where no live peak was measured."""
         return self.readings("live_bytes") or self.readings("peak_bytes")
 
+    @property
+    def has_fallen(self) -> bool:
+        """Whether a peak fell with growing size."""
+        return has_fallen(self.main_readings)
+
+    @property
+    def failures(self) -> list[Reading]:
+        """Return the sizes that failed and what each needed, by size; `[]` if `high` says none."""
+        known = sorted(
+            (probe.batch_size, probe.needed_bytes)
+            for probe in self.probes
+            if probe.outcome != "ok" and probe.needed_bytes is not None
+        )
+        return known if known and known[0][0] == self.high else []
+
 
 def next_target(
     state: State, strategy: Strategy, limit_bytes: int | None, start: int
@@ -127,7 +146,7 @@ def next_target(
         return state.high / 2
     if strategy == "doubling":
         return None
-    guess = None if state.stalls >= MOST_STALLS else _guess(state, strategy, limit_bytes)
+    guess = None if _must_halve(state) else _guess(state, strategy, limit_bytes)
     # A failure that is not about memory may come anywhere, unless memory ends below it.
     if guess is None or (state.bound != "memory" and guess.center >= state.high):
         return (state.low + state.high) / 2
@@ -139,16 +158,24 @@ def _guess(state: State, strategy: Strategy, limit_bytes: int | None) -> Forecas
         return None
     peaks, live = state.readings("peak_bytes"), state.readings("live_bytes")
     guess = believe(peaks, live, limit_bytes, state.high)
-    if state.high is None or state.needed is None:
+    failures = state.failures
+    if not failures:
         return guess
-    if has_fallen(live) and is_squeezed(peaks, live, limit_bytes):
-        guess = None  # no peak says where the end is; the failure does
-    failure = (state.high, state.needed)
-    return below_failure(guess, state.main_readings, failure, limit_bytes)
+    if state.has_fallen and (len(failures) > 1 or is_squeezed(peaks, live, limit_bytes)):
+        guess = None  # no peak says where the end is; the failures do
+    return below_failures(guess, state.main_readings, failures, limit_bytes)
+
+
+def _must_halve(state: State) -> bool:
+    """Tell whether guessing has brought too little, or could not bring more than halving."""
+    if not state.has_fallen:
+        return state.stalls >= MOST_STALLS
+    narrow = state.high is not None and state.high - state.low <= NARROW
+    return narrow or state.stalls >= MOST_STALLS_AFTER_A_FALL
 
 
 def _risk(state: State) -> float:
-    if has_fallen(state.main_readings):
+    if state.has_fallen:
         return RISK_AFTER_A_FALL
     return RISK_OF_THE_FIRST if state.high is None else RISK
 
@@ -157,7 +184,7 @@ def _upwards(state: State, guess: Forecast) -> float:
     """Return the next size while nothing has failed, and note what was expected."""
     state.expected = guess.center
     cautious = guess.quantile(state.low, math.inf, _risk(state))
-    if has_fallen(state.main_readings):
+    if state.has_fallen:
         target = GROWTH_AFTER_A_FALL * state.low
     elif len(state.main_readings) == 1:
         target = min(cautious, FIRST_GROWTH * state.low)
@@ -166,7 +193,7 @@ def _upwards(state: State, guess: Forecast) -> float:
     else:
         target = cautious
     if guess.center < state.low + 1:
-        # The next size should fail. If it runs, and the next, the steps double.
-        target = max(target, state.low + (1 << state.surprises))
+        # The next size should fail. If it runs, and the next, the steps grow.
+        target = max(target, state.low + SURPRISE_GROWTH**state.surprises)
     # Peaks that always promise the end at the next size must not make the search creep.
     return max(target, state.low + (1 << max(0, state.short_steps - FREE_SHORT_STEPS)))
