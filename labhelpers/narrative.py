@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pandas as pd
@@ -10,7 +11,7 @@ from labhelpers.formats import MIB, show_bytes, show_rate, show_seconds, show_sh
 from labhelpers.references import Curve, is_committed
 from labhelpers.store import RunDirectory
 from labhelpers.tables import readable
-from labhelpers.verdicts import Readings, read_sweep
+from labhelpers.verdicts import Readings, read_sweep, sweet_spot
 
 MOSTLY, HARDLY = 0.6, 0.2
 """Shares of an epoch spent waiting for images from which the loader is, or is not, the limit."""
@@ -50,7 +51,8 @@ def answer(curve: Curve, share: float) -> str:
 
 def in_short(curve: Curve, share: float) -> str:
     """Say the recommended batch, what more would bring, and what holds back, in three lines."""
-    lines = (answer(curve, share), going_further(curve, share), feed_wait(curve, share))
+    said = (answer, going_further, feed_wait, passes_alone)
+    lines = [line for tell in said if (line := tell(curve, share))]
     size = readings(curve, share).sweet_spot.batch_size
     return "\n>\n".join(f"> {line}" for line in (f"**Train with batches of {size:,}.**", *lines))
 
@@ -64,7 +66,21 @@ def knife_edge(curve: Curve, share: float) -> str:
         f" It passes by {(spot.share_of_best - share) * 100:.2f} percentage points: a knife's "
         "edge that another run may tip." if close else ""
     )  # fmt: skip
-    return f"The share is a choice: the sweet spot would be {' and '.join(others)}.{edge}"
+    choice = f"The share is a choice: the sweet spot would be {' and '.join(others)}.{edge}"
+    return f"{choice} {passes_alone(curve, share)}".rstrip()
+
+
+def passes_alone(curve: Curve, share: float) -> str:
+    """Say which batch each pass by itself would recommend; "" where all of them agree."""
+    spots = Counter(sweet_spot(rates, share).batch_size for rates in curve.passes)
+    if len(spots) < 2:
+        return ""
+    many = len(curve.passes)
+    told = [f"{size:,} ({count} of {many})" for size, count in spots.most_common()]
+    return (
+        f"Taken one by one, the passes say {' and '.join(told)}: the speeds are too close to "
+        "tell these sizes apart, so take the one that suits you, or measure with more repeats."
+    )
 
 
 def feed_wait(curve: Curve, share: float) -> str:

@@ -14,6 +14,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 _HEADING = re.compile(r'<h([1-3]) id="([^"]*)">(.*?)</h\1>', re.S)
 _NOTEBOOK_LINK = re.compile(r'<a href="([^"/]+)\.ipynb">(.*?)</a>', re.S)
 # nbconvert marks a cell's input with hl-LANGUAGE; a code block in prose has no such class.
+_PERCENT = re.compile(r"(?<=\d) %")
 _INPUT = re.compile(r'(<div class="highlight hl-[^"]+">.*?</pre></div>)', re.S)
 
 
@@ -28,7 +29,7 @@ class Heading(NamedTuple):
 def write_page(notebook: Path, output: Path) -> Path:
     """Write an executed notebook as a self-contained HTML page; return its path."""
     read = without_widgets(nbformat.read(notebook, as_version=4))
-    body = link_pages(_body(read), notebook.parent)
+    body = _PERCENT.sub("&nbsp;%", link_pages(_body(read), notebook.parent))
     headings = headings_of(body)
     title = headings[0].text if headings else notebook.stem
     page = _page(title, contents_list(headings), fold_code(body))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +12,7 @@ from labhelpers.formats import mib, ms
 from labhelpers.records import Trial
 from labhelpers.store import RUN_FILE, RunDirectory, find_runs, open_run
 from labhelpers.sweep import trials_of
-from labhelpers.tables import SWEEP_COLUMNS, sweep_table
+from labhelpers.tables import SWEEP_COLUMNS, sweep_table, whole_passes
 
 PROJECT = Path(__file__).resolve().parent.parent
 ARTICLE_FILE = PROJECT / "data" / "reference" / "rtx5070ti_article.json"
@@ -21,13 +21,18 @@ REFERENCE_RUNS = PROJECT / "results" / "reference"
 
 @dataclass(frozen=True)
 class Curve:
-    """A sweep to draw or to quote: its name, its table, and whether it is a reference."""
+    """A sweep to draw or to quote: its name, its table, and whether it is a reference.
+
+    `passes` are images/s by batch size of each repeat that measured every size; the article's
+    were not printed.
+    """
 
     label: str
     table: pd.DataFrame
     reference: bool
     images: int
     device: str
+    passes: tuple[dict[int, float], ...] = field(default=(), kw_only=True)
 
 
 def article_curve() -> Curve:
@@ -89,7 +94,8 @@ def curve_of(
     label += "" if trials[0].device != "cpu" else ", CPU"
     label += ", synthetic images" if trials[0].synthetic else ""
     images = next(trial.images for trial in trials if trial.images)
-    return Curve(label, sweep_table(trials), reference, images, device)
+    table, passes = sweep_table(trials), whole_passes(trials)
+    return Curve(label, table, reference, images, device, passes=passes)
 
 
 def is_committed(run: RunDirectory) -> bool:

@@ -34,7 +34,7 @@ def summary_lines(run: RunDirectory, results: Sequence[NotebookResult]) -> list[
         lines += [narrative.answer(curve, share), "", narrative.knife_edge(curve, share), ""]
         lines += [markdown_table(readable(curve.table)[_COLUMNS]), ""]
         lines += [f"For comparison: {narrative.answer(article_curve(), share)}", ""]
-    lines += [f"> {note}" for note in run.info.notes]
+    lines += [line for note in run.info.notes for line in (f"> {note}", "")]
     lines += failure_lines(run.trials(), results)
     return [*lines, *environment_lines(run)]
 

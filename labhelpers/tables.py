@@ -38,6 +38,16 @@ def median_rates(trials: Iterable[Trial]) -> dict[int, float]:
     return {size: rate for size, rate in medians.items() if rate is not None}
 
 
+def whole_passes(trials: Iterable[Trial]) -> tuple[dict[int, float], ...]:
+    """Return images/s by batch size of each repeat that measured as many sizes as any."""
+    passes: dict[int, dict[int, float]] = {}
+    for trial in trials:
+        if trial.images_per_s is not None:
+            passes.setdefault(trial.repeat, {})[trial.batch_size] = trial.images_per_s
+    most = max(map(len, passes.values()), default=0)
+    return tuple(rates for _, rates in sorted(passes.items()) if len(rates) == most)
+
+
 def median_peaks(trials: Iterable[Trial]) -> dict[int, float]:
     """Return the median peak of allocated bytes of each batch size where it is known."""
     groups = by_batch_size(trials).items()

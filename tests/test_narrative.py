@@ -6,10 +6,11 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from labhelpers import narrative
+from labhelpers import narrative, references
 from labhelpers.inputs import InputError
-from labhelpers.records import Trial
+from labhelpers.records import SweepSpec, Trial
 from labhelpers.references import Curve, article_curve
+from labhelpers.store import RunDirectory
 from labhelpers.tables import sweep_table
 
 
@@ -67,6 +68,30 @@ def test_other_words_of_the_article():
 )
 def test_a_close_call_is_called_one(share, edge):
     assert ("a knife's edge" in narrative.knife_edge(ARTICLE, share)) is edge
+
+
+@pytest.mark.parametrize(
+    ("repeats", "said"),
+    [
+        (
+            [{8: 90, 16: 100}, {8: 91, 16: 100}, {8: 95, 16: 100}],
+            " say 16 (2 of 3) and 8 (1 of 3):",
+        ),
+        ([{8: 90, 16: 100}, {8: 91, 16: 100}], ""),
+        ([{8: 90, 16: 100}, {8: 95}], ""),  # the second did not measure every size
+    ],
+)
+def test_passes_that_disagree_are_named_beside_the_answer(tmp_path, repeats, said):
+    run = RunDirectory.create(tmp_path / "run", specs={"sweep": SweepSpec(batch_sizes=(8, 16))})
+    trials = [
+        Trial(kind="sweep", batch_size=size, repeat=repeat, images=1000, epoch_s=1000 / speed)
+        for repeat, speeds in enumerate(repeats)
+        for size, speed in speeds.items()
+    ]
+    curve = references.curve_of(run, trials=trials)
+    for sentences in (narrative.knife_edge(curve, 0.93), narrative.in_short(curve, 0.93)):
+        assert ("Taken one by one, the passes" in sentences) == bool(said)
+        assert said in sentences
 
 
 def test_a_sweep_that_is_still_rising_says_so():

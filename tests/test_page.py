@@ -1,5 +1,8 @@
 """The HTML page of a notebook: one file, no network, code folded, headings that link."""
 
+import html
+import re
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -62,6 +65,13 @@ def test_a_page_has_title_contents_figures_and_folded_code(tmp_path):
     assert [image["alt"] for image in found.all("img")] == ["A curve that rises & falls"]
     assert len(found.all("details")) == len(found.all("summary")) == 3
     assert [tag["href"] for tag in found.all("a")][:3] == ["#First", "#Inner", "#Second"]
+
+
+def test_a_percentage_is_not_torn_apart_at_the_end_of_a_line(tmp_path):
+    page = written(tmp_path, new_markdown_cell("At 93 % of it."), new_code_cell("print(5 % 3)"))
+    text = page.read_text(encoding="utf-8")
+    assert "93&nbsp;% of" in text
+    assert "\xa0" not in "".join(re.findall(r"<pre>(.*?)</pre>", html.unescape(text), re.S))
 
 
 def test_a_widget_leaves_neither_script_nor_words_on_the_page(tmp_path):
