@@ -7,7 +7,7 @@ PIP_OPTIONS ?=
 # Options for the report, such as: make report REPORT="--quick --device cpu"
 REPORT ?=
 READY := $(VENV)/.ready
-WAITING := tests/browser tests/faults tests/notebooks
+WAITING := tests/browser tests/commands tests/faults tests/notebooks
 # Set to 1 to install from requirements-ci.txt, every file checked by its hash.
 HASHED ?=
 # What `make compare` compares: the run with the baseline.

@@ -241,7 +241,7 @@ def test_a_sweep_ends_with_its_table_and_keeps_a_log_quiet(tmp_path, data_option
 
 
 def test_a_failed_trial_is_exit_code_1_and_the_rest_is_measured(tmp_path):
-    workload = Path(__file__).with_name("failing_workload.py")
+    workload = Path(__file__).parents[1] / "failing_workload.py"
     options = ["--workload", f"{workload}:failing", "--batch-sizes", "3,8", "--repeats", "1"]
     process = start("sweep", *options, *CPU, cwd=tmp_path)
     output, errors = process.communicate(timeout=120)

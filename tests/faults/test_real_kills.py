@@ -15,7 +15,7 @@ import pytest
 from labhelpers.records import Trial
 from labhelpers.store import TRIALS_FILE, open_run
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 SIZES, REPEATS = (4, 8, 16, 32, 64), 3
 
 SWEEP = f"""
