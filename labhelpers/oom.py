@@ -34,6 +34,8 @@ _LIBRARY_LIMIT = re.compile(
     r"(?:cuDNN error: )?CUDNN_STATUS_NOT_SUPPORTED|"
     r"(?:GET|FIND) was unable to find an engine to execute this computation"
 )
+# oneDNN says no more when it gets no memory, nor when a shape is not supported.
+_NO_PRIMITIVE = re.compile(r"could not (?:create|execute) a (?:primitive|memory)")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def is_oom(error: BaseException) -> bool:
     """Tell whether an error is out-of-memory, itself or anywhere in its chain.
 
     Yes: `torch.OutOfMemoryError`; RuntimeError and its kind with an allocator's text (CUDA,
-    HIP, XPU, MPS, CPU) or a library's allocation failure; MemoryError. No: a size that Python
+    HIP, XPU, MPS, CPU) or a library's allocation failure; MemoryError; oneDNN's "could not
+    create a primitive" in a process whose memory is limited. No: a size that Python
     could not compute, a user's text that quotes the words, an error of a lost context even
     where an out-of-memory error came before it, KeyboardInterrupt.
     """
@@ -228,7 +231,18 @@ def _message(error: BaseException) -> OomMessage | None:
     parsed = parse_oom_message(_text(error))
     if parsed is None and own_class is not None and isinstance(error, own_class):
         return OomMessage()
+    if parsed is None and _NO_PRIMITIVE.match(_text(error)) and _is_limited():
+        return OomMessage(kind="host", backend="cpu", causes=("host",))
     return parsed
+
+
+def _is_limited() -> bool:
+    """Tell whether this process may map only so much memory: then want of it is the reason."""
+    if sys.platform == "win32":
+        return False
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _text(error: BaseException) -> str:

@@ -5,11 +5,8 @@ type without bad values here fails the test that asks for them.
 """
 
 import re
-import signal
-import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import annotated_types
@@ -159,23 +156,6 @@ def test_every_parameter_of_a_notebook_is_a_field_with_rows(notebook):
 
 
 # Commands: what is not a field of a spec
-
-
-@pytest.fixture
-def call(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Run `labhelpers ...` through its real entry point, in an empty folder."""
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["labhelpers", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output, errors = capfd.readouterr()
-        return ended.value.code, output, errors
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
 
 
 DEVICE = "device: got 'tpu'; must be 'auto', 'cpu', 'cuda' or 'cuda:N'"

@@ -216,3 +216,12 @@ def test_the_blocks_error_comes_before_one_of_the_restore(cuda, monkeypatch):
 def test_just_below_one_is_the_nearest_number():
     assert caps._checked_fraction(1) == math.nextafter(1.0, 0.0)
     assert caps._checked_fraction(0.25) == 0.25
+
+
+def test_onednn_without_a_primitive_is_out_of_memory_under_a_cap_alone():
+    errors = [RuntimeError(f"could not {what}") for what in (
+        "create a primitive", "execute a primitive", "create a memory object", "find a primitive",
+    )]  # fmt: skip
+    assert [is_oom(error) for error in errors] == [False] * 4
+    with memory_cap(budget_bytes=GIB):
+        assert [is_oom(error) for error in errors] == [True, True, True, False]

@@ -1,16 +1,13 @@
 """Regressions are found, noise is not, and unlike runs are never compared."""
 
 import random
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labhelpers import cli
 from labhelpers.comparability import conditions, differences
 from labhelpers.comparison import Limits, above_best, changes, compare_sizes, is_worse, judged
 from labhelpers.inputs import InputError
@@ -119,23 +116,6 @@ def test_noise_alone_gives_at_most_one_false_alarm_in_a_hundred(kind):
 
 
 # The command
-
-
-@pytest.fixture
-def call(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Run `labhelpers compare ...` through its real entry point."""
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["labhelpers", "compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output, errors = capfd.readouterr()
-        return ended.value.code, output, errors
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
 
 
 def make(name: str, *, slower: float = 1.0, facts: dict | None = None, **changed: object) -> Path:

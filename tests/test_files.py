@@ -24,16 +24,6 @@ from labhelpers.store import (
 TRIALS = [Trial(kind="sweep", batch_size=8 * 2**n, epoch_s=1.5) for n in range(3)]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    """A run directory with three trials."""
-    made = RunDirectory.create(tmp_path / "run")
-    with made.writing():
-        for trial in TRIALS:
-            made.append(trial)
-    return made
-
-
 def refusal(path: Path) -> str:
     """What reading a run directory says; always one line."""
     with pytest.raises(InputError) as caught:

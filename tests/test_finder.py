@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import finder_workloads as cases
@@ -20,18 +19,11 @@ from labhelpers.inputs import InputError
 from labhelpers.records import FinderSpec, ask
 from labhelpers.search import NothingFits
 from labhelpers.store import RunDirectory, open_run
-from labhelpers.worker import Stopped, Worker
+from labhelpers.worker import Stopped
 
 MIB = 2**20
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = {"device": "cpu", "num_iterations": 3, "headroom": 0.0}
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    """A warm worker, shared; it restarts by itself after a death."""
-    with Worker() as shared:
-        yield shared
 
 
 def tried(report) -> list[int]:

@@ -1,7 +1,5 @@
 """The second article's experiment: settle, search on emulated cards, train with what was found."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from labhelpers import finder_narrative as narrative
@@ -11,18 +9,11 @@ from labhelpers.finder_study import ARTICLE_CARDS, find_on_cards, settled, train
 from labhelpers.finder_trials import of_purpose
 from labhelpers.records import FinderSpec, ask
 from labhelpers.store import RunDirectory, open_run
-from labhelpers.worker import Worker
 
 SMALL = {
     "workload": "finder_workloads:SmallNet", "input_shape": "3,64,64", "classes": 5,
     "dataset_size": 33, "device": "cpu", "num_iterations": 3, "card_mib": "16, 22",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as shared:
-        yield shared
 
 
 def nothing(progress) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,16 +13,9 @@ from torch import nn
 from labhelpers.finder import find_batch_size, search_batch_size
 from labhelpers.handback import apply_settings, model_handed_back, read_settings
 from labhelpers.search import NothingFits
-from labhelpers.worker import Worker
 
 QUICK = {"device": "cpu", "num_iterations": 3, "headroom": 0.0, "max_batch_size": 8}
 ENDS = {"error": LookupError, "stop": KeyboardInterrupt, "oom": NothingFits}
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as shared:
-        yield shared
 
 
 @pytest.mark.parametrize("isolate", [True, False])

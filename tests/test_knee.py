@@ -9,18 +9,11 @@ from labhelpers.plots import png_bytes
 from labhelpers.records import LadderSpec, SweepSpec, ask
 from labhelpers.store import RunDirectory, open_run
 from labhelpers.sweep import run_sweep, trials_of
-from labhelpers.worker import Worker
 
 RATES = {
     "article": {32: 80.0, 256: 100.0, 2048: 101.0},
     "host": {32: 100.0, 256: 900.0, 2048: 2000.0},
 }
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as shared:
-        yield shared
 
 
 def test_the_knee_is_measured_beside_the_runs_own_sweep(tmp_path, worker, data_report):

@@ -1,7 +1,6 @@
 """Climbing for real on the CPU: the same training on every rung, resumable, bad rungs survive."""
 
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from labhelpers.records import LadderSpec, Trial, ask
 from labhelpers.rungs import _SLOT, PreparedRung, forget, images_of, measure_rung, prepared
 from labhelpers.store import RunDirectory, open_run
 from labhelpers.sweep import Progress
-from labhelpers.worker import Stopped, Worker
+from labhelpers.worker import Stopped
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +26,6 @@ def spec_of(data_report):
         return ask(LadderSpec, known | given)
 
     return spec
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as shared:
-        yield shared
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run")
 
 
 def test_every_rung_trains_the_same_and_sees_the_short_last_batch(run, worker, spec_of):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import measures
 import pytest
@@ -33,11 +32,6 @@ def kind() -> Iterator[Measurement]:
     with Worker(measures.no_warm_up) as worker:
         runner = partial(run_sweep, worker=worker, measure=measures.FAILING)
         yield replace(SWEEP, runner=runner, sources=lambda run: [("as before", run.trials())])
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import random
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import measures
 import pytest
@@ -13,10 +12,11 @@ from hypothesis import strategies as st
 from labhelpers.noise import MIN_REPEATS, settled
 from labhelpers.planning import MOST_ROUNDS, due, measured, plan
 from labhelpers.records import SweepSpec, Trial, ask
-from labhelpers.store import RunDirectory, open_run
+from labhelpers.store import open_run
 from labhelpers.sweep import Progress, run_sweep, trials_of
-from labhelpers.worker import Stopped, Worker
+from labhelpers.worker import Stopped
 
+WARM_WITH = measures.no_warm_up
 SIZES = (8, 16, 32)
 
 
@@ -105,17 +105,6 @@ def test_all_automatic_trials_are_returned_in_order():
 
 
 # Through the sweep
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker(measures.no_warm_up) as shared:
-        yield shared
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run")
 
 
 def test_a_sweep_with_automatic_repeats_can_be_stopped_and_resumed(run, worker):

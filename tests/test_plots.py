@@ -109,10 +109,15 @@ def test_a_sheet_of_an_odd_number_of_plots_has_no_empty_axes():
     assert len(sheet("three", PLOTS[:3], [ARTICLE]).axes) == 3
 
 
-def test_the_sweet_spot_is_marked_with_its_share():
-    axes = mark_sweet_spot(axes_of(throughput, ARTICLE), 256, 0.93)
-    assert axes.texts[-1].get_text() == "sweet spot 256\n(93% of the best)"
-    assert list(axes.get_lines()[-1].get_xdata()) == [256, 256]
+@pytest.mark.parametrize("size", [32, 256, 4096, 8192])
+def test_the_sweet_spot_is_marked_with_its_share_inside_the_axes(size):
+    axes = mark_sweet_spot(axes_of(throughput, ARTICLE), size, 0.93)
+    label = axes.texts[-1]
+    assert label.get_text() == f"sweet spot {size:,}\n(93% of the best)"
+    assert list(axes.get_lines()[-1].get_xdata()) == [size, size]
+    axes.figure.draw_without_rendering()
+    extent, inside = label.get_window_extent(), axes.bbox
+    assert inside.x0 <= extent.x0 < extent.x1 <= inside.x1
 
 
 def test_a_figure_is_a_png_that_can_be_saved_anywhere(tmp_path):

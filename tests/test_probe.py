@@ -21,15 +21,9 @@ from labhelpers.probe import (
 from labhelpers.probe_trials import sum_by_name
 from labhelpers.records import ARTICLE_BATCH_SIZES, ProbeSpec, ask
 from labhelpers.store import RunDirectory, open_run
-from labhelpers.worker import Stopped, Worker
+from labhelpers.worker import Stopped
 
 WORKLOADS = Path(__file__).with_name("probe_workloads.py")
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ from labhelpers.remedy_plan import (
 )
 from labhelpers.remedy_trials import measure_remedy
 from labhelpers.store import RunDirectory
-from labhelpers.worker import Worker
 from labhelpers.workloads import Workload, image_batches
 
 CPU = {"device": "cpu", "gpu": None}
@@ -183,12 +182,6 @@ def test_checkpointed_blocks_give_the_same_gradient(make, blocks):
 
 
 # --- a session in the worker -------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as started:
-        yield started
 
 
 def own_workload() -> Workload:

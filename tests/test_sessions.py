@@ -1,7 +1,6 @@
 """Measuring in the background: stop, resume, failure, and finding the session again."""
 
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,9 @@ from labhelpers.store import RunDirectory
 from labhelpers.sweep import run_sweep
 from labhelpers.worker import Worker
 
+WARM_WITH = measures.no_warm_up
 LIMIT_S = 60
 pytestmark = pytest.mark.usefixtures("no_sessions")
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(measures.no_warm_up) as shared:
-        yield shared
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run")
 
 
 def spec_of(sizes: list[int]) -> SweepSpec:

@@ -4,7 +4,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,16 +17,6 @@ TRIALS = [
     Trial(kind="sweep", batch_size=8 * 2**n, error_text="ascii, é, ×, 字, 🧪", epoch_s=1.5)
     for n in range(3)
 ]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    """A run directory with three trials."""
-    made = RunDirectory.create(tmp_path / "run")
-    with made.writing():
-        for trial in TRIALS:
-            made.append(trial)
-    return made
 
 
 # Writing

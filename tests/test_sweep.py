@@ -1,9 +1,7 @@
 """Trials in order, one failing without the others, resumed without loss; mostly without torch."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import measures
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 from labhelpers.inputs import InputError
 from labhelpers.records import ARTICLE_BATCH_SIZES, SweepSpec, Trial, ask
-from labhelpers.store import RunDirectory, open_run
+from labhelpers.store import open_run
 from labhelpers.sweep import (
     Planned,
     Progress,
@@ -27,22 +25,12 @@ from labhelpers.sweep import (
 )
 from labhelpers.worker import Stopped, Worker
 
+WARM_WITH = measures.no_warm_up
 MINE = "mine:workload"
 
 
 def spec_of(**given: object) -> SweepSpec:
     return ask(SweepSpec, {"workload": MINE, "device": "cpu"} | given)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(measures.no_warm_up) as shared:
-        yield shared
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run")
 
 
 # What runs, and in which order

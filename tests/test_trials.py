@@ -1,30 +1,17 @@
 """One trial as it is really measured, in a real worker on the CPU at tiny sizes."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from labhelpers.inputs import InputError
 from labhelpers.records import SweepSpec, Trial, ask
-from labhelpers.store import RunDirectory, open_run
+from labhelpers.store import open_run
 from labhelpers.sweep import run_sweep
 from labhelpers.worker import Worker
 
 WORKLOADS = Path(__file__).with_name("failing_workload.py")
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    """A worker with torch, shared by the tests of this module."""
-    with Worker() as shared:
-        yield shared
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run")
 
 
 @pytest.fixture

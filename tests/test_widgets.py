@@ -1,9 +1,7 @@
 """The panel's widgets without a browser: entries, buttons, what is drawn, what is left in files."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import measures
@@ -18,6 +16,7 @@ from labhelpers.sweep_panel import SWEEP
 from labhelpers.widgets import PanelView, in_frontend, show_panel
 from labhelpers.worker import Worker
 
+WARM_WITH = measures.no_warm_up
 LIMIT_S = 60
 pytestmark = pytest.mark.usefixtures("no_sessions")
 
@@ -30,12 +29,6 @@ class Handle:
 
     def update(self, bundle: dict[str, str], **_: Any) -> None:
         self.updates.append(bundle)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(measures.no_warm_up) as shared:
-        yield shared
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +46,6 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(widgets, "display", display)
     return found
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run")
 
 
 @pytest.fixture

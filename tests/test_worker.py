@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import measures
@@ -16,15 +16,9 @@ import pytest
 from labhelpers.inputs import InputError
 from labhelpers.worker import Answer, Stopped, Worker, children, packed, unpacked
 
+WARM_WITH = measures.no_warm_up
 QUICK_S = 60.0
 TESTS = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    """A worker without torch, shared; it restarts by itself after a death."""
-    with Worker(measures.no_warm_up) as shared:
-        yield shared
 
 
 def run(worker: Worker, function: Callable[..., object], *arguments: object) -> Answer:

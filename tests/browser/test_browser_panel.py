@@ -57,7 +57,7 @@ def test_the_panel(panel: PanelPage, lab: Any, pictures: Path, capsys: pytest.Ca
 
     sizes.fill("16, 32, many")
     until(lambda: "'many' is not a batch size" in panel.text(), "the reason")
-    assert panel.button("Run").is_disabled()
+    until(panel.button("Run").is_disabled, "a Run that cannot be pressed")
     page.screenshot(path=pictures / "panel-2-refused.png")
 
     page.get_by_role("button", name="small", exact=True).last.click()

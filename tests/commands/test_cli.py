@@ -6,35 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from labhelpers import __version__, cli
+from labhelpers import __version__
 from labhelpers.data import RAW
 from labhelpers.records import Trial
 from labhelpers.store import RUN_FILE, TRIALS_FILE, RunDirectory, open_run
 
 Call = Callable[..., tuple[int, str, str]]
 NOT_A_SIZE = "is not a batch size; each must be a whole number from 1 to 2,147,483,647"
-
-
-@pytest.fixture
-def call(monkeypatch, capfd, tmp_path) -> Iterator[Call]:
-    """Run `labhelpers ...` through its real entry point; return exit code, output and errors."""
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["labhelpers", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output, errors = capfd.readouterr()
-        return ended.value.code, output, errors
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -44,10 +44,15 @@ def make_workload():
 SHAPE = ("--input", "3,16,16", "--classes", "5", "--device", "cpu")
 
 
-@pytest.fixture
-def call(tmp_path, monkeypatch):
-    """Run `labhelpers find` as a user does, in a folder with a model of the user's own."""
+@pytest.fixture(autouse=True)
+def _own_model(tmp_path):
+    """A model of the user's own in the folder where the command runs."""
     (tmp_path / "mymodel.py").write_text(MODEL)
+
+
+@pytest.fixture
+def find(tmp_path, monkeypatch):
+    """Run `labhelpers find` as a user does: as a process."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -60,8 +65,8 @@ def call(tmp_path, monkeypatch):
     return run
 
 
-def test_a_class_of_the_users_own_file(call, tmp_path):
-    code, output, errors = call(
+def test_a_class_of_the_users_own_file(find, tmp_path):
+    code, output, errors = find(
         "mymodel.py:Net", *SHAPE, "--max", "24", "--multiple-of", "8", "--effective", "1024",
         "--optimizer", "sgd", "--output", "found",
     )  # fmt: skip
@@ -75,8 +80,8 @@ def test_a_class_of_the_users_own_file(call, tmp_path):
     assert kept[-1].batch_size == 24
 
 
-def test_json_is_all_of_the_output(call):
-    code, output, _ = call(
+def test_json_is_all_of_the_output(find):
+    code, output, _ = find(
         "mymodel.py:make_workload", "--device", "cpu", "--json", "--effective", "100",
         "--iterations", "3",
     )  # fmt: skip
@@ -106,15 +111,15 @@ def test_json_is_all_of_the_output(call):
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(call, arguments, told, tmp_path):
-    code, output, errors = call(*arguments, *(("--output", "run") if arguments else ()))
+    code, output, errors = call("find", *arguments, *(("--output", "run") if arguments else ()))
     assert (code, output) == (2, "")
     assert told in errors
     assert errors.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_fails_is_one_line_and_exit_code_1(call):
-    code, output, errors = call("mymodel.py:Broken", *SHAPE)
+def test_a_model_that_fails_is_one_line_and_exit_code_1(find):
+    code, output, errors = find("mymodel.py:Broken", *SHAPE)
     assert (code, output) == (1, "")
     *_, last = errors.splitlines()
     assert last == (
@@ -123,7 +128,7 @@ def test_a_model_that_fails_is_one_line_and_exit_code_1(call):
     )
 
 
-def test_ctrl_c_is_one_line_and_leaves_no_process(call, tmp_path):
+def test_ctrl_c_is_one_line_and_leaves_no_process(find, tmp_path):
     command = [sys.executable, "-m", "labhelpers", "find", "mymodel.py:Slow", *SHAPE]
     process = subprocess.Popen(
         [*command, "--output", "run"], stderr=subprocess.PIPE, text=True, start_new_session=True

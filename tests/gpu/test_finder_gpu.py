@@ -1,7 +1,5 @@
 """The finder on a real GPU: exact under a cap, everything handed back, no memory left behind."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from finder_workloads import trains
@@ -29,12 +27,6 @@ QUICK = {"device": "cuda", "num_iterations": 3, "headroom": 0.0, "max_batch_size
 ENDS = {"error": LookupError, "stop": KeyboardInterrupt, "oom": NothingFits}
 RESNET = {"input_shape": (3, 64, 64), "classes": 10}
 RESNET_NAME = "torchvision.models:resnet18"
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as shared:
-        yield shared
 
 
 # Handing back

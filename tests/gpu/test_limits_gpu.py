@@ -1,6 +1,6 @@
 """What limits a batch size, on a real GPU: planted cases, and what the profiler returns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from labhelpers.store import RunDirectory
 from labhelpers.sweep import resolved, run_sweep, trials_of
 from labhelpers.tables import sweep_table
 from labhelpers.trials import measure_sweep_trial
-from labhelpers.worker import Worker
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,12 +23,6 @@ pytestmark = [
 PLANTED = Path(__file__).parents[1] / "planted_workloads.py"
 CASES = {"sleeping_feed": (8, "feed"), "tiny_layers": (1, "launch"),
          "large_convolution": (8, "compute")}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as shared:
-        yield shared
 
 
 def planted_spec(name: str) -> dict[str, Any]:

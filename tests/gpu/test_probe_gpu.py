@@ -12,7 +12,6 @@ from labhelpers.records import ProbeSpec, ask
 from labhelpers.residency import residency_map
 from labhelpers.residency_run import run_residency
 from labhelpers.store import RunDirectory
-from labhelpers.worker import Worker
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,12 +20,6 @@ pytestmark = [
 native_linux = pytest.mark.skipif(
     this_platform() in SPILLING_PLATFORMS, reason="this driver may spill, and then rightly so"
 )
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The sweep on a real GPU: events, precision, and memory beside the article's figures."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from labhelpers.records import SweepSpec, Trial, ask
 from labhelpers.references import article_curve
 from labhelpers.store import RunDirectory
 from labhelpers.sweep import run_sweep
-from labhelpers.worker import Worker
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,12 +18,6 @@ pytestmark = [
 IEEE = {"matmul": "ieee", "convolution": "ieee", "both": "ieee"}
 # At 512 the convolution library chooses another kernel on some cards, and with it more memory.
 COMPARED = (32, 128, 256, 2048, 8192)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker() as shared:
-        yield shared
 
 
 @pytest.fixture

@@ -27,7 +27,10 @@ CELL_TIMEOUT_S = 240
 # What a notebook does not know it does not get.
 SMALL: dict[str, Any] = {
     "quick": True, "device": "cpu", "batch_sizes": [32, 64], "images": 256, "repeats": 1,
-    "probe_sizes": [64, 128], "steps": 2, "warmup_steps": 1, "time_budget_s": 20,
+    "probe_sizes": [64, 128], "steps": 1, "warmup_steps": 1, "time_budget_s": 20,
+    "input_shape": [3, 32, 32], "classes": 10, "batch_size": 4, "dataset_size": 32,
+    "num_iterations": 3, "cap_batch_sizes": [256, 16384],
+    "remedies": ["accumulation", "bf16", "checkpointing"],
 }  # fmt: skip
 
 
