@@ -39,7 +39,9 @@ data: $(READY)  ## Fetch and verify FashionMNIST
 
 lab: $(READY)  ## Open the report in JupyterLab, on loopback and with its token
 	-$(BIN)/labhelpers data
-	$(BIN)/jupyter lab --ip 127.0.0.1 notebooks/00_report.ipynb
+	$(BIN)/jupyter lab --ip 127.0.0.1 --ServerApp.root_dir=. \
+	  --LabApp.default_url=/lab/tree/notebooks/00_report.ipynb \
+	  $(if $(filter 0,$(shell id -u)),--allow-root)
 
 doctor: $(READY)  ## Check whether this machine can measure
 	$(BIN)/labhelpers doctor

@@ -21,6 +21,10 @@ class InputError(ValueError):
         # Texts of other people's errors, quoted in ours, may have many lines.
         super().__init__(" ".join(str(message).splitlines()))
 
+    def _render_traceback_(self) -> list[str]:
+        """Let IPython show the line alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class StartError(RuntimeError):
     """The worker process, or the device in it, cannot be started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,21 +142,39 @@ class Panel:
     def chosen(self) -> tuple[Any, RunDirectory]:
         """Return the request and the run that the cells below go on with.
 
-        It is the notebook's parameters, until the panel has measured something else.
+        It is the notebook's parameters, until the panel has measured something else. Where a
+        person sits before the panel, the cells below wait for its Run: measuring here would
+        keep the kernel busy, and the panel from being used.
 
         Raises:
-            InputError: the panel is still measuring.
+            InputError: the panel is still measuring, or waits to be used.
         """
         if self.active:
             raise InputError(
                 "the panel above is still measuring; wait for it or press Stop, then run this "
                 "cell again"
             )
+        if self.session is None and not self.run.trials(self.kind.name) and someone_is_there():
+            raise InputError(
+                "nothing is measured yet: press Run in the panel above; when it is done, run this "
+                "cell and those below it"
+            )
         return self.spec, self.run
 
     def refresh(self) -> None:
         """Look up again what an estimate can rest on."""
         self.sources = self.kind.sources(self.run)
+
+
+def someone_is_there() -> bool:
+    """Tell whether this cell was run from a frontend with a person, not headlessly.
+
+    A frontend says with each cell whether it could ask its user something; papermill, nbclient
+    and nbval say no.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return bool(getattr(getattr(shell, "kernel", None), "_allow_stdin", False))
 
 
 def status(session: Session) -> str:

@@ -141,7 +141,7 @@ def make(name: str, *, slower: float = 1.0, facts: dict | None = None, **changed
 
 def test_a_run_that_is_no_slower_passes_and_writes_its_summary(call):
     make("base"), make("run", slower=1.04)
-    code, output, errors = call("base", "run")
+    code, output, errors = call("compare", "base", "run")
     assert code == 0
     assert output.startswith("run (20")
     assert output.endswith("): No batch size got worse.\n")
@@ -156,12 +156,12 @@ def test_a_run_that_is_no_slower_passes_and_writes_its_summary(call):
 
 def test_a_slower_size_is_named_and_fails(call):
     make("base"), make("run", slower=1.2)
-    code, output, _ = call("base", "run", "--output", "there")
+    code, output, _ = call("compare", "base", "run", "--output", "there")
     assert code == 1
     assert output.endswith("): Worse. batch 64: slower.\n")
     assert "**Worse.** batch 64: slower." in Path("there/summary.md").read_text()
-    assert call("base", "run", "--max-slowdown", "30%", "--output", "there")[0] == 0
-    assert call("base", "run", "--max-slowdown", "0.3", "--output", "there")[0] == 0
+    assert call("compare", "base", "run", "--max-slowdown", "30%", "--output", "there")[0] == 0
+    assert call("compare", "base", "run", "--max-slowdown", "0.3", "--output", "there")[0] == 0
 
 
 def test_a_size_that_fails_now_or_was_left_out_is_named(call):
@@ -172,11 +172,11 @@ def test_a_size_that_fails_now_or_was_left_out_is_named(call):
     gone = [line for line in kept if '"batch_size":128,' not in line]
     oom = Trial(kind="sweep", batch_size=128, feed="article", outcome="oom")
     file.write_text("\n".join([*gone, oom.model_dump_json(exclude_none=True)]) + "\n")
-    code, output, _ = call("base", "run")
+    code, output, _ = call("compare", "base", "run")
     assert code == 1
     assert output.endswith("Worse. batch 128: out of memory. Not measured in this run: batch 32.\n")
     # What failed in the baseline already did not get worse.
-    assert call("run", "run")[0] == 0
+    assert call("compare", "run", "run")[0] == 0
 
 
 UNLIKE = [
@@ -193,7 +193,7 @@ UNLIKE = [
 @pytest.mark.parametrize(("change", "said"), UNLIKE)
 def test_unlike_runs_are_shown_side_by_side_and_exit_4(call, change, said):
     make("base"), make("run", slower=9.0, **change)
-    code, output, _ = call("base", "run")
+    code, output, _ = call("compare", "base", "run")
     assert code == 4
     assert "): Not comparable. " in output
     assert said in output
@@ -215,12 +215,12 @@ def test_trials_that_others_disturbed_are_left_out(call):
         )
     )
     left_out = "Left out as disturbed by other programs on the CPU: {} trials.\n"
-    code, output, _ = call("base", "run")
+    code, output, _ = call("compare", "base", "run")
     assert code == 0
     assert output.endswith(f"Not measured in this run: batch 64. {left_out.format(3)}")
     file.write_text(file.read_text().replace('"environment_id"', busy))
     file.write_text(file.read_text().replace('"details":{"cpu_of_others":0.6},' * 2, busy[:-16]))
-    code, output, _ = call("base", "run")
+    code, output, _ = call("compare", "base", "run")
     assert code == 4
     assert output.endswith(
         "Not comparable. batch sizes: no size was measured while other programs left the CPU "
@@ -230,7 +230,7 @@ def test_trials_that_others_disturbed_are_left_out(call):
 
 def test_the_host_does_not_count_where_the_images_lie_on_the_device(call):
     make("base", feed="resident"), make("run", feed="resident", facts={"cpu": "EPYC"})
-    assert call("base", "run")[0] == 0
+    assert call("compare", "base", "run")[0] == 0
 
 
 def test_a_run_resumed_on_another_machine_is_like_neither():
@@ -254,12 +254,12 @@ def _in_a_folder_of_its_own(monkeypatch, tmp_path):
 
 def test_one_bad_run_of_several_is_enough(call):
     make("base"), make("good"), make("bad", slower=2.0), make("other", images=1)
-    code, output, _ = call("base", "good", "bad", "other", "--output", "there")
+    code, output, _ = call("compare", "base", "good", "bad", "other", "--output", "there")
     assert code == 1
     assert [line.split(": ")[1] for line in output.splitlines()] == [
         "No batch size got worse.", "Worse. batch 64", "Not comparable. images per epoch",
     ]  # fmt: skip
-    assert call("base", "good", "other", "--output", "there")[0] == 4
+    assert call("compare", "base", "good", "other", "--output", "there")[0] == 4
 
 
 def test_repeats_are_needed(call):
@@ -267,7 +267,7 @@ def test_repeats_are_needed(call):
         file = make(name) / "trials.jsonl"
         lines = file.read_text().splitlines()
         file.write_text("\n".join(line for line in lines if '"repeat":0' in line) + "\n")
-    code, output, _ = call("base", "run")
+    code, output, _ = call("compare", "base", "run")
     assert code == 4
     assert "every batch size was measured once only" in output
 
@@ -291,4 +291,4 @@ def test_repeats_are_needed(call):
 def test_bad_input_is_one_line(call, arguments, said):
     make("base")
     RunDirectory.create("empty")
-    assert call(*arguments) == (2, "", f"labhelpers: {said}\n")
+    assert call("compare", *arguments) == (2, "", f"labhelpers: {said}\n")
