@@ -26,7 +26,7 @@ from labhelpers.report import (
     shared_parameters,
 )
 from labhelpers.store import RunDirectory, new_run_path, open_run
-from labhelpers.summary import write_summary
+from labhelpers.summary import answer_of, write_summary
 from labhelpers.sweep import failures
 
 Say = Callable[[str], None]
@@ -122,6 +122,11 @@ def finish(path: Path, results: list[NotebookResult], figure: Path | None, say: 
     failed = failures(run.trials())
     if failed:
         say(f"{len(failed)} trials failed; see {path / 'summary.md'}")
+    answer = answer_of(run)
+    if answer:
+        say(answer)
+    if (path / page_name("00")).exists():
+        say(f"read it: {path / page_name('00')}")
     return exit_code_of(results) or (EXIT_FAILED if failed else EXIT_DONE)
 
 

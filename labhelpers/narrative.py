@@ -10,7 +10,7 @@ import pandas as pd
 from labhelpers.formats import MIB, show_bytes, show_rate, show_seconds, show_share, show_times
 from labhelpers.references import Curve, is_committed
 from labhelpers.store import RunDirectory
-from labhelpers.tables import readable
+from labhelpers.tables import disturbed, readable
 from labhelpers.verdicts import Readings, read_sweep, sweet_spot
 
 MOSTLY, HARDLY = 0.6, 0.2
@@ -51,7 +51,7 @@ def answer(curve: Curve, share: float) -> str:
 
 def in_short(curve: Curve, share: float) -> str:
     """Say the recommended batch, what more would bring, and what holds back, in three lines."""
-    said = (answer, going_further, feed_wait, passes_alone)
+    said = (answer, going_further, feed_wait, passes_alone, caution)
     lines = [line for tell in said if (line := tell(curve, share))]
     size = readings(curve, share).sweet_spot.batch_size
     return "\n>\n".join(f"> {line}" for line in (f"**Train with batches of {size:,}.**", *lines))
@@ -81,6 +81,18 @@ def passes_alone(curve: Curve, share: float) -> str:
         f"Taken one by one, the passes say {' and '.join(told)}: the speeds are too close to "
         "tell these sizes apart, so take the one that suits you, or measure with more repeats."
     )
+
+
+def caution(curve: Curve, share: float) -> str:  # noqa: ARG001 - told like the others
+    """Say what keeps these speeds from being relied on: one repeat, disturbances; "" if nothing."""
+    table = curve.table.dropna(subset=["images_per_s"])
+    many, flagged = len(table), len(disturbed(table))
+    once = "Each size was measured once: a first look." if table["repeats"].max() == 1 else ""
+    others = (
+        f"Something else slowed {flagged} of the {many} sizes down (see flags in the table): "
+        "measure again on a quiet machine." if flagged else ""
+    )  # fmt: skip
+    return f"{once} {others}".strip()
 
 
 def feed_wait(curve: Curve, share: float) -> str:
@@ -245,6 +257,8 @@ def _row(curve: Curve, size: int) -> pd.Series[Any]:
 
 def _memory(row: pd.Series[Any]) -> str:
     value = row["allocated_mib"]
+    if value == 0:
+        return "nothing that could be told apart"  # less than a page of a process's memory
     return show_bytes(None if pd.isna(value) else value * MIB)
 
 

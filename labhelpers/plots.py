@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labhelpers.references import Curve
+from labhelpers.tables import disturbed
 
 Plot = Callable[[Curve, Axes], Axes]
 
@@ -164,12 +165,10 @@ def draw_line(curve: Curve, axes: Axes, x: str, y: str) -> None:
 
 def _ring_flagged(table: pd.DataFrame, axes: Axes, x: str, y: str) -> None:
     """Ring the points that were disturbed, so that nobody reads them as clean."""
-    disturbed = table[
-        table["flags"].str.contains("other process|others used|throttled|mixed", na=False)
-    ]
-    if len(disturbed):
+    flagged = disturbed(table)
+    if len(flagged):
         axes.scatter(
-            disturbed[x], disturbed[y], s=90, facecolors="none", edgecolors=_FLAG, zorder=4,
+            flagged[x], flagged[y], s=90, facecolors="none", edgecolors=_FLAG, zorder=4,
             label="disturbed (see flags in the table)",
         )  # fmt: skip
 

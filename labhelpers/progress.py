@@ -75,6 +75,8 @@ def describe_failure(trial: Trial) -> str:
     """Say in one line how a trial ended that is not ok."""
     first_line = (trial.error_text or "").splitlines()[:1]
     reason = first_line[0] if first_line else trial.error_class
+    if first_line and trial.outcome == "error" and trial.error_class:
+        reason = f"{trial.error_class}: {reason}"
     return f"batch {trial.batch_size:,}, repeat {trial.repeat + 1}: {trial.outcome}: {reason}"
 
 

@@ -7,6 +7,7 @@ off by a crash is recognised and dropped: it never was a finished trial.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -120,6 +121,8 @@ class RunDirectory:
             while rest:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise OSError(errno.ENOENT, "its file was removed in the meantime")
         except OSError as error:
             # A full disk leaves half a line; take it away so that the file stays readable.
             with contextlib.suppress(OSError):

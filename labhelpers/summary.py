@@ -25,13 +25,25 @@ def write_summary(run: RunDirectory, results: Sequence[NotebookResult] = ()) -> 
     return run.path / "summary.md"
 
 
+def answer_of(run: RunDirectory) -> str:
+    """Return the recommended batch of a run in one sentence; "" if it holds no sweep."""
+    curve = curve_of(run)
+    return narrative.answer(curve, _share_of(run)).replace("**", "") if curve else ""
+
+
+def _share_of(run: RunDirectory) -> float:
+    return SweepSpec(**run.info.specs.get("sweep", {})).share
+
+
 def summary_lines(run: RunDirectory, results: Sequence[NotebookResult]) -> list[str]:
     """Return the lines of the summary: answer, table, what failed, where it was measured."""
     lines = ["# Batch size report", ""]
     curve = curve_of(run)
     if curve is not None:
-        share = SweepSpec(**run.info.specs.get("sweep", {})).share
+        share = _share_of(run)
         lines += [narrative.answer(curve, share), "", narrative.knife_edge(curve, share), ""]
+        cautious = narrative.caution(curve, share)
+        lines += [cautious, ""] if cautious else []
         lines += [markdown_table(readable(curve.table)[_COLUMNS]), ""]
         lines += [f"For comparison: {narrative.answer(article_curve(), share)}", ""]
     lines += [line for note in run.info.notes for line in (f"> {note}", "")]

@@ -131,6 +131,10 @@ def flags(group: Iterable[Trial]) -> list[str]:
             found["other process on the device"] = None
         if cpu_was_busy(trial):
             found["others used the CPU"] = None
+        if (trial.details or {}).get("loss_not_finite"):
+            found["the loss is not finite"] = None
+        if not _has_the_steps_asked_for(trial):
+            found["the loader's batches have another size"] = None
         if trial.alloc_retries:
             found["allocator retries"] = None
         if (trial.precision_after or {}).get("both") == "mixed":
@@ -139,6 +143,19 @@ def flags(group: Iterable[Trial]) -> list[str]:
             if clocks and clocks.throttle_reasons:
                 found["throttled: " + ", ".join(clocks.throttle_reasons)] = None
     return list(found)
+
+
+def _has_the_steps_asked_for(trial: Trial) -> bool:
+    """Tell whether as many steps were made as images in batches of that size need."""
+    if trial.world_size > 1 or not trial.steps or not trial.images:
+        return True
+    return trial.steps == -(-trial.images // trial.batch_size)
+
+
+def disturbed(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a sweep's table that something else than the batch size slowed down."""
+    signs = "other process|others used|throttled|mixed"
+    return table[table["flags"].str.contains(signs, na=False)]
 
 
 _SHOWN = {

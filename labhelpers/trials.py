@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -70,6 +71,8 @@ def measure_sweep_trial(
     facts["details"] = {"cpu_of_others": load.share_of_others()}
     if asked.feed == "workers":
         facts["details"]["workers"] = asked.workers
+    if facts["final_loss"] is not None and not math.isfinite(facts["final_loss"]):
+        facts["details"]["loss_not_finite"] = True
     facts |= surroundings(capture, "after") | {"precision_after": read_precision()}
     capture.empty_cache()
     return Trial(**facts).model_dump(mode="json", exclude_none=True)

@@ -94,6 +94,20 @@ def test_passes_that_disagree_are_named_beside_the_answer(tmp_path, repeats, sai
         assert said in sentences
 
 
+def test_what_speaks_against_relying_on_the_speeds_is_said():
+    calm = curve_of({8: 10, 16: 20})
+    busy = curve_of({8: 10, 16: 20}, details={"cpu_of_others": 0.9}, device="cpu")
+    assert narrative.caution(calm, 0.93) == "Each size was measured once: a first look."
+    assert "slowed 2 of the 2 sizes down" in narrative.caution(busy, 0.93)
+    assert "slowed 2 of the 2 sizes down" in narrative.in_short(busy, 0.93)
+    assert narrative.caution(ARTICLE, 0.93) == ""
+
+
+def test_a_peak_of_nothing_is_no_figure():
+    curve = curve_of({8: 10, 16: 20}, peak_allocated_bytes=0)
+    assert "at a peak of nothing that could be told apart" in narrative.answer(curve, 0.93)
+
+
 def test_a_sweep_that_is_still_rising_says_so():
     rising = curve_of({8: 10, 16: 20, 32: 40})
     assert narrative.going_further(rising, 0.93) == (

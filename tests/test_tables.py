@@ -122,3 +122,17 @@ def test_a_table_without_flags_has_no_column_for_them():
     assert list(readable(table, SPEED).columns)[:2] == ["batch", "images/s"]
     assert list(readable(table, COST).columns)[-1] == "final loss"
     assert set(SPEED) | set(COST) <= set(SWEEP_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "flag"),
+    [
+        ({"steps": 125}, ""),
+        ({"steps": 100, "images": 800}, ""),  # a loader that drops the last, short batch
+        ({"steps": 334}, "the loader's batches have another size"),
+        ({"steps": 125, "details": {"loss_not_finite": True}}, "the loss is not finite"),
+    ],
+)
+def test_what_a_reader_must_know_of_a_trial_is_flagged(changed, flag):
+    trial = Trial(**{"kind": "sweep", "batch_size": 8, "images": 1000, "epoch_s": 1.0} | changed)
+    assert flags([trial]) == [flag] * bool(flag)

@@ -52,6 +52,11 @@ def newest(folder: Path) -> RunDirectory:
 def test_the_panel(panel: PanelPage, lab: Any, pictures: Path, capsys: pytest.CaptureFixture):
     page = panel.page
     page.screenshot(path=pictures / "panel-1-ready.png")
+    # As "Run All" does: the cells below must leave the kernel to the panel.
+    panel.notebook.run_cell(panel.notebook.find("panel.chosen()"))
+    until(lambda: "press Run in the panel above" in panel.notebook.output_text(), "the hint")
+    panel.notebook.show(panel.cell)
+
     sizes = panel.entry("Batch sizes")
     assert sizes.input_value().startswith("32, 64")
 

@@ -229,7 +229,7 @@ def test_a_failed_trial_is_exit_code_1_and_the_rest_is_measured(tmp_path):
     process = start("sweep", *options, *CPU, cwd=tmp_path)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "failed: batch 3, repeat 1: error: three is" in errors
+    assert "failed: batch 3, repeat 1: error: ValueError: three is" in errors
     assert "Traceback" not in errors
     assert [trial.outcome for trial in open_run(tmp_path / "run").trials()] == ["error", "ok"]
     assert "batch 8 is the smallest" in output

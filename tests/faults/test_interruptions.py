@@ -108,6 +108,20 @@ def test_a_worker_that_cannot_start_is_one_line(tmp_path):
     resume(path, [])
 
 
+def test_a_run_that_is_removed_while_it_measures_ends_at_the_next_trial(tmp_path):
+    path = tmp_path / "run"
+    process = start(*SWEEP, "--output", path, LABHELPERS_TEST_SLEEP_S=1)
+    wait_until(lambda: kept(path))
+    shutil.rmtree(path)
+    code, errors = finished(process)
+    assert code == 1
+    assert errors.endswith(
+        f"labhelpers: {path}: a finished trial cannot be kept (its file was removed in the "
+        "meantime)\n"
+    )
+    count("runs removed while they measured")
+
+
 GROUPS = Path("/sys/fs/cgroup")
 
 
