@@ -26,7 +26,14 @@ def compare(
     it feeds the device. Runs that differ in one of them are shown side by side, with exit 4.
     """
     from labhelpers.comparison import Limits
-    from labhelpers.comparison_report import exit_code_of, headline, judge, named, write_comparison
+    from labhelpers.comparison_report import (
+        exit_code_of,
+        headline,
+        judge,
+        named,
+        terminal_table,
+        write_comparison,
+    )
     from labhelpers.store import open_run
 
     limits = Limits(share("--max-slowdown", max_slowdown), share("--max-memory", max_memory))
@@ -37,6 +44,8 @@ def compare(
         click.echo(f"wrote {path}", err=True)
     for verdict in verdicts:
         click.echo(f"{named(verdict.run)}: {headline(verdict).replace('**', '')}")
+        if table := terminal_table(before, verdict):
+            click.echo(table)
     sys.exit(exit_code_of(verdicts))
 
 

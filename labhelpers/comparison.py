@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from labhelpers.inputs import InputError
@@ -57,12 +58,18 @@ class Change:
 
 @dataclass(frozen=True)
 class SizeChange:
-    """What became of one batch size; None where one of the runs did not measure it."""
+    """What became of one batch size; None where it could not be compared.
+
+    `failed` says how trials of the new run ended, `gap` why the speed was not compared, and
+    `memory_gap` why the memory was not although the speed was.
+    """
 
     batch_size: int
     speed: Change | None
     memory: Change | None
     failed: str | None = None
+    gap: str | None = None
+    memory_gap: str | None = None
 
     @property
     def worse(self) -> tuple[str, ...]:
@@ -79,19 +86,23 @@ def compare_sizes(
 ) -> list[SizeChange]:  # fmt: skip
     """Compare (seconds per image, peak bytes) of two runs, for each size of the baseline.
 
+    Memory is left out where a run has no peaks, and everywhere if no size has two of them.
+
     Args:
         baseline, new: by batch size, what each repeat took; a size may lack either.
-        failures: sizes whose trials failed in the new run, with how they ended.
+        failures: sizes whose trials failed in the new run, with how they ended; each has a row.
 
     Raises:
         InputError: no size was repeated, so that nobody can tell a change from noise.
     """
     speed = changes(baseline[0], new[0], limits.max_slowdown)
-    memory = changes(baseline[1], new[1], limits.max_memory)
+    memory: dict[int, Change] = {}
+    with suppress(InputError):
+        memory = changes(baseline[1], new[1], limits.max_memory)
     ended = failures or {}
     return [
         SizeChange(size, speed.get(size), memory.get(size), ended.get(size))
-        for size in sorted(baseline[0])
+        for size in sorted({*baseline[0], *ended})
     ]
 
 

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
 from labhelpers import plots
-from labhelpers.comparability import differences, disturbed, ended, measured_sweep, samples
+from labhelpers.comparability import (
+    LeftOut,
+    differences,
+    explained,
+    left_out,
+    measured_sweep,
+    newly_failed,
+    samples,
+    tried_sweep,
+)
 from labhelpers.comparison import Change, Limits, SizeChange, compare_sizes, is_worse
 from labhelpers.distributed_records import swept
 from labhelpers.files import writable, write_atomically
 from labhelpers.formats import NOT_AVAILABLE, show_bytes, show_rate, show_share
 from labhelpers.inputs import InputError
+from labhelpers.records import Trial
 from labhelpers.references import Curve, curve_of
 from labhelpers.store import RunDirectory
 from labhelpers.summary import environment_lines, markdown_table
 
 EXIT_DONE, EXIT_WORSE, EXIT_NOT_COMPARABLE = 0, 1, 4
+_ONE_LEFT = (
+    "no batch size has more than one undisturbed trial, so a change cannot be told from noise"
+)
+
+
+WITH_DISTURBED = "Side by side, the disturbed trials count too: that judges nothing."
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What came of one run: `rows` if it was compared, else what `differs`.
 
-    `disturbed` trials of both runs were left out: other programs used the CPU.
+    `left_out` counts trials of both runs that other programs on the CPU disturbed. `unjudged`
+    says why only failures could be compared; "" if speed could be too.
     """
 
     run: RunDirectory
     rows: tuple[SizeChange, ...] = ()
     differs: tuple[str, ...] = ()
-    disturbed: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    unjudged: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -41,27 +59,43 @@ class Verdict:
             return EXIT_NOT_COMPARABLE
         return EXIT_WORSE if is_worse(self.rows) else EXIT_DONE
 
+    @property
+    def again(self) -> tuple[str, ...]:
+        """Name the runs to measure again: most of their trials were left out."""
+        return tuple(each.name for each in self.left_out if each.most)
+
 
 def judge(baseline: RunDirectory, run: RunDirectory, limits: Limits) -> Verdict:
     """Compare a run with a baseline if their conditions are alike.
 
     Raises:
-        InputError: one of them holds no measured sweep.
+        InputError: the baseline holds no measured sweep or the run none at all, or one of them
+            holds a trial without a speed.
     """
-    before, now = measured_sweep(baseline), measured_sweep(run)
-    differs, busy = differences(baseline, run), disturbed([*before, *now])
-    if not differs and not set(samples(before)[0]) & set(samples(now)[0]):
-        why = "while other programs left the CPU alone" if busy else "in both"
+    before, now = measured_sweep(baseline), tried_sweep(run)
+    verdict = Verdict(run, left_out=left_out((baseline, before), (run, now)))
+    differs = differences(baseline, run)
+    if not (differs or newly_failed(before, now) or samples(before)[0].keys() & samples(now)[0]):
+        why = "while other programs left the CPU alone" if verdict.left_out else "in both"
         differs = [f"batch sizes: no size was measured {why}"]
     if differs:
-        return Verdict(run, differs=tuple(differs), disturbed=busy)
-    known = ended(before)
-    failed = {size: how for size, how in ended(now).items() if size not in known}
+        return replace(verdict, differs=tuple(differs))
+    return _judged(verdict, before, now, limits)
+
+
+def _judged(
+    verdict: Verdict, before: Sequence[Trial], now: Sequence[Trial], limits: Limits
+) -> Verdict:
+    """Compare size by size; where noise is unknown, failures alone."""
+    failed, unjudged = newly_failed(before, now), ""
     try:
         rows = compare_sizes(samples(before), samples(now), limits, failed)
     except InputError as error:
-        return Verdict(run, differs=(str(error),), disturbed=busy)
-    return Verdict(run, rows=tuple(rows), disturbed=busy)
+        unjudged = _ONE_LEFT if verdict.left_out else str(error)
+        if not failed:
+            return replace(verdict, differs=(unjudged,))
+        rows = compare_sizes(({}, {}), ({}, {}), limits, failed)
+    return replace(verdict, rows=explained(rows, before, now), unjudged=unjudged)
 
 
 def exit_code_of(verdicts: Sequence[Verdict]) -> int:
@@ -111,8 +145,10 @@ def comparison_lines(
         lines += [f"## {named(verdict.run)}", "", headline(verdict), ""]
         if verdict.rows:
             lines += [markdown_table(change_table(verdict.rows)), "", sensitivity(verdict.rows), ""]
-    if any(verdict.differs for verdict in verdicts):
+    if any(verdict.differs or verdict.again for verdict in verdicts):
         lines += ["## Side by side", "", markdown_table(side_by_side(curves)), ""]
+    if any(verdict.again for verdict in verdicts):
+        lines += [WITH_DISTURBED, ""]
     lines += [
         f"Allowed: {show_share(limits.max_slowdown)} more time per image and "
         f"{show_share(limits.max_memory)} more memory, and what the spread of both runs explains. "
@@ -129,21 +165,61 @@ def named(run: RunDirectory) -> str:
 
 def headline(verdict: Verdict) -> str:
     """Say the result in one line: what got worse, that nothing did, or what differs."""
-    busy = f" Left out as disturbed by other programs on the CPU: {verdict.disturbed} trials."
-    busy = busy if verdict.disturbed else ""
+    busy = _said_of_disturbed(verdict)
     if verdict.differs:
         return f"**Not comparable.** {'; '.join(verdict.differs)}.{busy}"
+    gaps = f"{_said_of_gaps(verdict)}{busy}"
     worse = [f"batch {r.batch_size:,}: {', '.join(r.worse)}" for r in verdict.rows if r.worse]
-    missing = [f"{r.batch_size:,}" for r in verdict.rows if r.speed is None and not r.failed]
-    left_out = f" Not measured in this run: batch {', '.join(missing)}." if missing else ""
     if worse:
-        return f"**Worse.** {'; '.join(worse)}.{left_out}{busy}"
-    return f"**No batch size got worse.**{left_out}{busy}"
+        return f"**Worse.** {'; '.join(worse)}.{gaps}"
+    known = any(row.memory is not None for row in verdict.rows)
+    return f"**No batch size got {'worse' if known else 'slower'}.**{gaps}"
+
+
+def _said_of_gaps(verdict: Verdict) -> str:
+    """Say which sizes were not compared, wholly or in their memory, and why."""
+    rows = verdict.rows
+    text = f" Only failures were compared: {verdict.unjudged}." if verdict.unjudged else ""
+    if missing := [row for row in rows if row.gap == "not measured"]:
+        text += f" Not measured in this run: {_batches(missing)}."
+    if disturbed := [row for row in rows if row.gap == "disturbed"]:
+        text += f" Not compared, as no undisturbed trial is left: {_batches(disturbed)}."
+    reasons = dict.fromkeys(row.memory_gap for row in rows if row.memory_gap)
+    gaps = [f"{_batches(r for r in rows if r.memory_gap == why)} ({why})" for why in reasons]
+    return text + (f" Memory was not compared: {'; '.join(gaps)}." if gaps else "")
+
+
+def _batches(rows: Iterable[SizeChange]) -> str:
+    return f"batch {', '.join(f'{row.batch_size:,}' for row in rows)}"
+
+
+def _said_of_disturbed(verdict: Verdict) -> str:
+    """Say how many trials of which run were left out, and what to do if most were."""
+    counts = [
+        f"{each.disturbed} of {each.measured} trials of {each.name} "
+        f"({each.measured - each.disturbed} left)"
+        for each in verdict.left_out
+    ]
+    if not counts:
+        return ""
+    text = f" Left out as disturbed by other programs on the CPU: {'; '.join(counts)}."
+    again = " and ".join(verdict.again)
+    return text + (f" Measure {again} again on a quiet machine." if again else "")
+
+
+def terminal_table(baseline: RunDirectory, verdict: Verdict) -> str:
+    """Return both runs side by side as text if most trials of one were left out, else ""."""
+    if not verdict.again:
+        return ""
+    table = side_by_side(named_curves([baseline, verdict.run]))
+    return f"{table.to_string(index=False)}\n{WITH_DISTURBED}"
 
 
 def sensitivity(rows: Sequence[SizeChange]) -> str:
     """Say from what slowdown on this comparison could see one, given the spread of both runs."""
     allowed = {row.batch_size: row.speed.allowed - 1 for row in rows if row.speed is not None}
+    if not allowed:
+        return "The speed of no batch size could be compared."
     least, most = (choose(allowed, key=lambda size: allowed[size]) for choose in (min, max))
     return (
         f"With the spread of these runs a slowdown counts from {show_share(allowed[least])} (batch "
@@ -163,10 +239,16 @@ def change_table(rows: Sequence[SizeChange]) -> pd.DataFrame:
             "baseline memory": _bytes(row.memory, new=False),
             "run memory": _bytes(row.memory, new=True), "memory": _percent(row.memory),
             "allowed memory": _allowed(row.memory),
-            "verdict": ", ".join(row.worse) or ("ok" if row.speed else "not measured"),
+            "verdict": _told(row),
         }
         for row in rows
     )  # fmt: skip
+
+
+def _told(row: SizeChange) -> str:
+    memory = "memory not compared" if row.memory_gap else ""
+    words = (", ".join(row.worse) or row.gap or "ok", memory)
+    return ", ".join(word for word in words if word)
 
 
 def side_by_side(curves: Sequence[Curve]) -> pd.DataFrame:

@@ -62,9 +62,13 @@ def driver_line(facts: Facts) -> Line | None:
     if not driver:
         if facts["asked"] == "cpu" or build is None:
             return Line("ok", "driver", "no NVIDIA driver, and none is needed for this")
+        if environment.get("gpu"):
+            return Line(
+                "warning", "driver", "does not tell its version", "nvidia-smi shows whether it runs"
+            )
         return Line(
-            "warning", "driver", "no NVIDIA driver was found",
-            "install one; under WSL2 it is the driver of Windows",
+            "warning", "driver", "no NVIDIA driver was found; the CPU will be measured",
+            "if there is a card: install its driver (under WSL2 it is the driver of Windows)",
         )  # fmt: skip
     text, known = f"{driver}{_highest(facts)}", facts.get("driver_cuda")
     too_old = bool(build and known and known // 1000 < int(build.split(".")[0]))

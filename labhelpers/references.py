@@ -83,7 +83,7 @@ def curve_of(
     `trials` may be others than those of the run's sweep.
     """
     trials = trials_of(run) if trials is None else trials
-    if not any(trial.outcome == "ok" for trial in trials):
+    if not any(trial.images_per_s for trial in trials):
         return None
     device = str(run.environment().get("device_name", "unknown device"))
     many = trials[0].world_size

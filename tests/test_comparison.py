@@ -1,5 +1,6 @@
 """Regressions are found, noise is not, and unlike runs are never compared."""
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from labhelpers.comparability import conditions, differences
 from labhelpers.comparison import Limits, above_best, changes, compare_sizes, is_worse, judged
 from labhelpers.inputs import InputError
 from labhelpers.records import SweepSpec, Trial, ask
+from labhelpers.references import curve_of
 from labhelpers.store import RunDirectory, open_run
 
 NINE = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -132,10 +134,8 @@ def make(name: str, *, slower: float = 1.0, facts: dict | None = None, **changed
         for size in (32, 64, 128):
             for repeat in range(3):
                 seconds = (1 + 0.01 * repeat) * (slower if size == 64 else 1)
-                run.append(Trial(
-                    batch_size=size, repeat=repeat, epoch_s=seconds,
-                    peak_allocated_bytes=size * 2**20, **trial,
-                ))  # fmt: skip
+                measured = {"epoch_s": seconds, "peak_allocated_bytes": size * 2**20}
+                run.append(Trial(batch_size=size, repeat=repeat, **measured | trial))
     return run.path
 
 
@@ -205,27 +205,257 @@ def test_unlike_runs_are_shown_side_by_side_and_exit_4(call, change, said):
 
 def test_trials_that_others_disturbed_are_left_out(call):
     make("base"), make("run", slower=3.0)
-    file = Path("run/trials.jsonl")
-    busy = '"details":{"cpu_of_others":0.6},"environment_id"'
-    lines = file.read_text().splitlines()
-    file.write_text(
-        "".join(
-            (line.replace('"environment_id"', busy) if '"batch_size":64,' in line else line) + "\n"
-            for line in lines
-        )
-    )
-    left_out = "Left out as disturbed by other programs on the CPU: {} trials.\n"
+    rewrite("run", lambda trial: busy(trial) if trial["batch_size"] == 64 else trial)
     code, output, _ = call("compare", "base", "run")
     assert code == 0
-    assert output.endswith(f"Not measured in this run: batch 64. {left_out.format(3)}")
-    file.write_text(file.read_text().replace('"environment_id"', busy))
-    file.write_text(file.read_text().replace('"details":{"cpu_of_others":0.6},' * 2, busy[:-16]))
+    assert output.endswith(
+        "No batch size got worse. Not compared, as no undisturbed trial is left: batch 64. Left "
+        "out as disturbed by other programs on the CPU: 3 of 9 trials of run (6 left).\n"
+    )
+    assert "| n/a | n/a | n/a | disturbed |" in Path("run/comparison/summary.md").read_text()
+
+
+def rewrite(name: str, change: Callable[[dict], dict | None]) -> None:
+    """Change every trial of a run's file, each a JSON object; None takes it out."""
+    file = Path(name) / "trials.jsonl"
+    changed = [change(json.loads(line)) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(each) + "\n" for each in changed if each is not None))
+
+
+def busy(trial: dict) -> dict:
+    """The trial as it is where other programs took much of the CPU."""
+    return trial | {"details": {"cpu_of_others": 0.6}}
+
+
+def failed(outcome: str) -> Callable[[dict], dict]:
+    """Return what makes a failed trial of one, with no more in it than the sweep keeps."""
+    kept = ("kind", "workload", "batch_size", "repeat", "feed", "precision", "device")
+    return lambda trial: {k: v for k, v in trial.items() if k in kept} | {"outcome": outcome}
+
+
+def test_a_run_that_was_wholly_disturbed_is_to_be_measured_again(call):
+    make("base"), make("run")
+    rewrite("run", busy)
     code, output, _ = call("compare", "base", "run")
     assert code == 4
-    assert output.endswith(
+    first, *table, last = output.splitlines()
+    assert first.endswith(
         "Not comparable. batch sizes: no size was measured while other programs left the CPU "
-        f"alone. {left_out.format(9)}"
+        "alone. Left out as disturbed by other programs on the CPU: 9 of 9 trials of run (0 left)."
+        " Measure run again on a quiet machine."
     )
+    assert table[0].split()[0] == "batch"
+    assert [row.split() for row in table[1:]] == [
+        ["32", "5,941", "32.0", "5,941", "32.0"], ["64", "5,941", "64.0", "5,941", "64.0"],
+        ["128", "5,941", "128.0", "5,941", "128.0"],
+    ]  # fmt: skip
+    assert last == "Side by side, the disturbed trials count too: that judges nothing."
+    assert last in Path("run/comparison/summary.md").read_text()
+
+
+def test_a_run_of_which_most_was_disturbed_is_to_be_measured_again(call):
+    make("base"), make("run")
+    rewrite("base", lambda trial: trial if trial["batch_size"] == 32 else busy(trial))
+    code, output, _ = call("compare", "base", "run")
+    assert code == 0
+    assert "no undisturbed trial is left: batch 64, 128. " in output
+    assert "6 of 9 trials of base (3 left). Measure base again on a quiet machine.\n" in output
+    assert "Side by side, the disturbed trials count too" in output
+    rewrite("base", lambda trial: trial | {"details": {}})
+    for name in ("base", "run"):
+        rewrite(name, lambda trial: busy(trial) if trial["repeat"] else trial)
+    code, output, _ = call("compare", "base", "run")
+    assert code == 4
+    assert "no batch size has more than one undisturbed trial" in output
+    assert "--repeats" not in output
+    assert (
+        "6 of 9 trials of base (3 left); 6 of 9 trials of run (3 left). Measure base and run "
+        "again on a quiet machine." in output
+    )
+
+
+def test_the_trials_of_one_run_are_counted_once(call):
+    make("base")
+    rewrite("base", busy)
+    said = call("compare", "base", "base")[1]
+    assert said.count(" trials of ") == 1
+    assert "CPU: 9 of 9 trials of base (0 left). Measure base again" in said
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [("oom", "out of memory"), ("killed", "killed"), ("timeout", "over its time limit"),
+     ("error", "failed")],
+)  # fmt: skip
+def test_a_run_of_which_every_size_failed_got_worse(call, outcome, said):
+    make("base"), make("run")
+    rewrite("run", failed(outcome))
+    code, output, errors = call("compare", "base", "run")
+    assert code == 1
+    every = "; ".join(f"batch {size}: {said}" for size in (32, 64, 128))
+    assert output.endswith(f"): Worse. {every}.\n")
+    assert "Traceback" not in errors
+    text = Path("run/comparison/summary.md").read_text()
+    assert f"**Worse.** {every}." in text
+    assert "The speed of no batch size could be compared." in text
+
+
+def test_a_run_that_failed_wholly_is_compared_with_like_only(call):
+    make("base"), make("run", facts={"device_name": "NVIDIA L4"})
+    rewrite("run", failed("oom"))
+    code, output, _ = call("compare", "base", "run")
+    assert code == 4
+    assert "Not comparable. device: NVIDIA H200 in the baseline, NVIDIA L4 in the run." in output
+    other = open_run(make("other"))
+    rewrite("other", failed("oom"))
+    with other.writing():
+        other.note_spec("sweep", ask(SweepSpec, {"images": 7, "feed": "article"}))
+    code, output, _ = call("compare", "base", "other")
+    assert code == 4
+    assert "images asked for: n/a in the baseline, 7 in the run." in output
+    assert call("compare", "run", "base")[0] == 2  # nothing to compare with
+
+
+def test_a_failure_counts_without_repeats_and_beside_disturbed_trials(call):
+    for name in ("base", "run"):
+        make(name)
+        rewrite(name, lambda trial: None if trial["repeat"] else trial)
+    oom = failed("oom")
+    rewrite("run", lambda trial: oom(trial) if trial["batch_size"] == 128 else trial)
+    code, output, _ = call("compare", "base", "run")
+    assert code == 1
+    assert "Worse. batch 128: out of memory. Only failures were compared: every batch" in output
+    rewrite("base", lambda trial: busy(trial) if trial["batch_size"] == 128 else trial)
+    assert "Worse. batch 128: out of memory." in call("compare", "base", "run")[1]
+
+
+def test_a_size_that_failed_once_before_and_always_now_got_worse(call):
+    make("base"), make("run")
+    oom = failed("oom")
+    at_128 = lambda trial: trial["batch_size"] == 128  # noqa: E731
+    rewrite("base", lambda t: oom(t) if at_128(t) and t["repeat"] == 2 else t)
+    rewrite("run", lambda t: oom(t) if at_128(t) and t["repeat"] == 1 else t)
+    assert call("compare", "base", "run")[0] == 0
+    rewrite("run", lambda t: oom(t) if at_128(t) else t)
+    code, output, _ = call("compare", "base", "run")
+    assert code == 1
+    assert "Worse. batch 128: out of memory." in output
+
+
+def peak(size: int, value: int | None) -> Callable[[dict], dict]:
+    """Return what sets the peak of the trials of a size; None takes it out."""
+
+    def change(trial: dict) -> dict:
+        return trial | {"peak_allocated_bytes": value} if trial["batch_size"] == size else trial
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("base", "run", "said"),
+    [
+        (None, 5, "no peak in the baseline"),
+        (5, None, "no peak in the run"),
+        (0, 5, "a peak of 0 in the baseline"),
+        (5, 0, "a peak of 0 in the run"),
+        (None, None, "no peak in both runs"),
+        (0, 0, "a peak of 0 in both runs"),
+        (0, None, "a peak of 0 in the baseline and no peak in the run"),
+    ],
+)
+def test_memory_that_cannot_be_judged_is_named(call, base, run, said):
+    make("base"), make("run")
+    rewrite("base", peak(64, base)), rewrite("run", peak(64, run))
+    code, output, _ = call("compare", "base", "run")
+    assert code == 0
+    assert output.endswith(
+        f"No batch size got worse. Memory was not compared: batch 64 ({said}).\n"
+    )
+    text = Path("run/comparison/summary.md").read_text()
+    assert f"Memory was not compared: batch 64 ({said})." in text
+    assert text.count("| ok, memory not compared |") == 1
+
+
+def test_without_any_memory_nothing_is_said_to_be_no_worse(call):
+    make("base", peak_allocated_bytes=None), make("run"), make("slow", slower=2.0)
+    code, output, _ = call("compare", "base", "run")
+    assert code == 0
+    every = "Memory was not compared: batch 32, 64, 128 (no peak in the baseline).\n"
+    assert output.endswith(f"): No batch size got slower. {every}")
+    code, output, _ = call("compare", "base", "slow")
+    assert (code, output.endswith(f"): Worse. batch 64: slower. {every}")) == (1, True)
+    first = lambda t: t if t["repeat"] == 0 else t | {"peak_allocated_bytes": None}  # noqa: E731
+    for name in ("one", "other"):
+        make(name)
+        rewrite(name, first)
+    code, output, _ = call("compare", "one", "other")
+    assert code == 0
+    assert "batch 32, 64, 128 (only one peak in each run).\n" in output
+
+
+BROKEN = [
+    ({"images": 0}, "images is 0, epoch_s is 1.0"),
+    ({"images": None}, "images is missing, epoch_s is 1.0"),
+    ({"images": -1, "epoch_s": -1.0}, "images is -1, epoch_s is -1.0"),
+    ({"epoch_s": None}, "images is 6000, epoch_s is missing"),
+    ({"epoch_s": 0}, "images is 6000, epoch_s is 0.0"),
+    ({"epoch_s": -2.0}, "images is 6000, epoch_s is -2.0"),
+    ({"epoch_s": 5e-324}, "images is 6000, epoch_s is 5e-324"),
+]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("change", "said"), BROKEN)
+def test_a_trial_without_a_speed_is_refused_in_one_line(call, whole, change, said):
+    make("base"), make("run")
+    rewrite("run", lambda t: t | change if whole or t["repeat"] == 2 else t)
+    seconds = said if whole else said.replace("is 1.0", "is 1.02")
+    line = (
+        f"labhelpers: run: batch 32, repeat {0 if whole else 2}: {seconds}; a measured trial has "
+        "both, above 0; measure the run again\n"
+    )
+    for order in (("base", "run"), ("run", "base")):
+        assert call("compare", *order) == (2, "", line)
+
+
+@pytest.mark.parametrize("change", [change for change, _ in BROKEN[:2]])
+def test_a_run_without_any_speed_has_no_curve(change):
+    make("run")
+    rewrite("run", lambda trial: trial | change)
+    assert curve_of(open_run("run")) is None
+
+
+IEEE = {"matmul": "ieee", "convolution": "ieee", "both": "ieee"}
+TF32 = {"matmul": "tf32", "convolution": "tf32", "both": "tf32"}
+MIXED = {"matmul": "tf32", "convolution": "ieee", "both": "mixed"}
+TURNED = {"matmul": "ieee", "convolution": "tf32", "both": "mixed"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (IEEE, TF32, "ieee in the baseline, tf32 in the run"),
+        (IEEE, MIXED, "ieee in the baseline, mixed (convolution ieee, matmul tf32) in the run"),
+        (TURNED, MIXED, "mixed (convolution tf32, matmul ieee) in the baseline, mixed "),
+        (IEEE, None, "ieee in the baseline, n/a in the run"),
+    ],
+)
+def test_precisions_that_were_read_back_must_be_alike(call, before, now, said):
+    make("base", precision_after=before), make("run", precision_after=now)
+    code, output, _ = call("compare", "base", "run")
+    assert code == 4
+    assert f"Not comparable. precision read back: {said}" in output
+    for name in ("base", "run"):
+        assert call("compare", name, name)[0] == 0
+
+
+def test_one_trial_in_another_precision_makes_a_run_unlike(call):
+    make("base", precision_after=IEEE), make("run", precision_after=IEEE)
+    last = lambda t: t["batch_size"] == 128 and t["repeat"] == 2  # noqa: E731
+    rewrite("run", lambda t: t | {"precision_after": TF32} if last(t) else t)
+    code, output, _ = call("compare", "base", "run")
+    assert code == 4
+    assert "precision read back: ieee in the baseline, ieee and tf32 in the run." in output
 
 
 def test_the_host_does_not_count_where_the_images_lie_on_the_device(call):

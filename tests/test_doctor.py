@@ -102,6 +102,22 @@ def test_what_is_wrong_is_named_with_what_to_do(changes, status, said):
     assert code == 1 or status != "problem"
 
 
+def test_without_a_card_nobody_is_told_to_install_a_driver():
+    lines, code = page(changed({"environment": CPU, "driver_cuda": None}))
+    number = next(n for n, line in enumerate(lines) if " driver " in line)
+    assert lines[number].endswith("no NVIDIA driver was found; the CPU will be measured")
+    assert lines[number + 1].lstrip() == (
+        "-> if there is a card: install its driver (under WSL2 it is the driver of Windows)"
+    )
+    assert code == 0
+
+
+def test_a_driver_that_does_not_answer_beside_a_gpu_is_not_called_missing():
+    text = "\n".join(page(changed({"environment.driver": None, "driver_cuda": None}))[0])
+    assert "does not tell its version" in text
+    assert "the CPU will be measured" not in text
+
+
 def test_the_cpu_by_choice_is_no_warning():
     environment = CPU | {"cuda": None}
     facts = changed({"environment": environment, "asked": "cpu"})
