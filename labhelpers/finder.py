@@ -12,6 +12,7 @@ from labhelpers.environment import check_device_name
 from labhelpers.finder_places import InProcess, choose_place, stays_here
 from labhelpers.finder_report import BatchSizeReport
 from labhelpers.finder_search import FinderProgress, Report, Search, callers_cap_bytes
+from labhelpers.inputs import InputError
 from labhelpers.records import FinderSpec, ask
 from labhelpers.search import NothingFits, WorkloadFailed
 from labhelpers.store import RunDirectory
@@ -91,7 +92,7 @@ def search_batch_size(
         Exception: the workload's own error, where no size ran because of it.
     """
     named = isinstance(workload, str)
-    spec = ask(FinderSpec, {**asked, "workload": workload if named else workload.name})
+    spec = ask(FinderSpec, {**asked, "workload": workload if named else _name_of(workload)})
     return _or_own_error(
         lambda: run_finder(
             spec, run, workload=None if named else workload, worker=worker, isolate=isolate,
@@ -111,6 +112,8 @@ def run_finder(
     Raises:
         WorkloadFailed: in the place of the workload's own error.
     """
+    if workload is not None:
+        _name_of(workload)
     check_device_name(spec.device)
     cap_bytes = callers_cap_bytes(spec.device)
     if cap_bytes is not None:  # a worker process does not have it
@@ -130,6 +133,29 @@ def run_finder(
             search.place = InProcess(spec, workload, own, stop)
             search.open()
         return search.report([note] if note else [])
+
+
+def _name_of(workload: Any) -> str:
+    """Return what records call a workload.
+
+    Raises:
+        InputError: it is none, such as a model.
+    """
+    from torch import nn
+
+    from labhelpers.workloads import Workload
+
+    if isinstance(workload, Workload):
+        return workload.name
+    if isinstance(workload, nn.Module):
+        raise InputError(
+            f"workload: got a model ({type(workload).__name__}); call find_batch_size(model, "
+            "input_shape, output_shape, dataset_size), or make a Workload of it"
+        )
+    raise InputError(
+        f"workload: got {type(workload).__name__}; must be a Workload or a reference such as "
+        "'torchvision.models:resnet50' (for a model there is find_batch_size)"
+    )
 
 
 def _or_own_error(search: Callable[[], BatchSizeReport]) -> BatchSizeReport:

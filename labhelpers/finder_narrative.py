@@ -52,13 +52,20 @@ def _row(trial: Trial) -> dict[str, str]:
     }
 
 
+def many(count: int, one: str, several: str | None = None, *, mark: str = "") -> str:
+    """Write a count, between marks such as `**`, with its noun: `1 probe`, `2 probes`."""
+    noun = one if count == 1 else several or f"{one}s"
+    return f"{mark}{count:,}{mark} {noun}"
+
+
 def plan(spec: FinderSpec) -> str:
     """Say what a settled request is about to do."""
     shape = "×".join(map(str, spec.input_shape or ()))
+    classes = many(spec.classes or 0, "class", "classes")
     cards = " and ".join(show_bytes(bytes_of_mib(card)) for card in spec.card_mib or ())
     return (
         f"**{spec.workload}** on **{spec.device}**, {spec.precision}, with "
-        f"{spec.optimizer or 'Adam'}: images of {shape}, {spec.classes:,} classes, a data set of "
+        f"{spec.optimizer or 'Adam'}: images of {shape}, {classes}, a data set of "
         f"{spec.dataset_size:,}. Each probe trains {max(3, spec.num_iterations)} steps. Cards to "
         f"emulate: {cards}."
     )
@@ -68,13 +75,14 @@ def answer(report: BatchSizeReport) -> str:
     """Say the recommended batch size, the largest one, and what ended the search."""
     size, terms = report.with_headroom, report.terms
     limit = f"{show_bytes(terms.limit_bytes)} of memory on {terms.device_name}"
+    samples = many(report.largest if size is None else size, "sample", mark="**")
     if size is None:
         return (
-            f"**{report.workload}** trains with at most **{report.largest:,}** samples a step in "
-            f"{limit}, but no size leaves {show_share(terms.headroom, 0)} of it free."
+            f"**{report.workload}** trains with at most {samples} a step in {limit}, "
+            f"but no size leaves {show_share(terms.headroom, 0)} of it free."
         )
     kept = f", with {show_share(terms.headroom, 0)} of it kept free" if terms.headroom else ""
-    train = f"Train **{report.workload}** with **{size:,}** samples a step in {limit}{kept}."
+    train = f"Train **{report.workload}** with {samples} a step in {limit}{kept}."
     which = "It is" if size == report.largest else f"**{report.largest:,}** is"
     return f"{train} {which} the largest size that ran: {_end(report)}."
 
@@ -112,12 +120,14 @@ def how(report: BatchSizeReport) -> str:
     """Say what the search took: probes, failures, seconds, and how straight the line was."""
     count = len(report.trials)
     text = (
-        f"{count} probes, {report.oom_count} of them out of memory, in "
+        f"{many(count, 'probe')}, {report.oom_count} of them out of memory, in "
         f"{show_seconds(report.search_s)} ({show_seconds(report.start_s)} before that to start)."
     )
     fit = report.result.fit
     if fit is None:
         return text
+    if round(fit.slope) <= 0:
+        return f"{text} The peaks do not grow with the batch, or by less than can be told apart."
     sizes = [probe.batch_size for probe in report.result.successes]
     parts = [
         abs(residual) / (fit.intercept + fit.slope * size)
@@ -138,12 +148,13 @@ def split_in_words(report: BatchSizeReport, effective: int) -> str:
     if len(pieces) == 1:
         return f"An effective batch of {effective:,} fits into one step: no accumulation is needed."
     larger, smaller = pieces[0], pieces[-1]
-    many = f"{len(pieces)} micro-batches of {larger:,}"
+    said = f"{len(pieces)} micro-batches of {larger:,}"
     if larger != smaller:
         more = pieces.count(larger)
-        many = f"{more} micro-batches of {larger:,} and {len(pieces) - more} of {smaller:,}"
+        which = many(more, "micro-batch", "micro-batches")
+        said = f"{which} of {larger:,} and {len(pieces) - more} of {smaller:,}"
     return (
-        f"For an effective batch of {effective:,}: {many}, then one update "
+        f"For an effective batch of {effective:,}: {said}, then one update "
         f"(gradient accumulation over {len(pieces)} steps)."
     )
 
@@ -159,7 +170,7 @@ def utilisation(report: BatchSizeReport, trial: Trial) -> str:
     ]
     said = [f"{show_share(size / card)} {who}" for who, size in taken if size is not None]
     return (
-        f"At {trial.batch_size:,} samples a step, of {show_bytes(card)}: "
+        f"At {many(trial.batch_size, 'sample')} a step, of {show_bytes(card)}: "
         f"{', '.join(said) or 'not measured'}."
     )
 
@@ -168,8 +179,9 @@ def training(report: BatchSizeReport, trial: Trial) -> str:
     """Say how an epoch with the size found went, and how full the card was."""
     if trial.outcome != "ok":
         return f"Training with {trial.batch_size:,} ended otherwise: {trial.outcome}."
+    images = many(trial.images or 0, "made-up image")
     return (
-        f"One epoch of {trial.images:,} made-up images took {show_seconds(trial.epoch_s)} "
+        f"One epoch of {images} took {show_seconds(trial.epoch_s)} "
         f"({show_rate(trial.images_per_s)}, loader included). {utilisation(report, trial)}"
     )
 

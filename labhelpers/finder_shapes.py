@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from labhelpers.handback import check_returnable
 from labhelpers.inputs import InputError, to_integer
 from labhelpers.workloads import Batch, Workload
 
@@ -17,18 +18,23 @@ def shapes_workload(
 ) -> Workload:
     """Return a workload of random inputs (N, *input_shape) and targets (N, *output_shape).
 
-    The loss is the mean squared error, the optimizer Adam; its model is `model` itself.
+    The loss is the mean squared error, the optimizer Adam; its model is `model` itself. Inputs
+    and targets have the dtype of the model's first floating-point parameter, or the default.
 
     Raises:
-        InputError: no torch model, or a shape that is none.
+        InputError: no torch model, one that cannot be handed back, or a shape that is none.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: got {type(model).__name__}; must be a torch.nn.Module")
+    check_returnable(model)
+    kinds = (p.dtype for p in model.parameters() if p.dtype.is_floating_point)
+    kind = next(kinds, None)  # torch takes None for its default
     inputs, targets = _shape("input_shape", input_shape), _shape("output_shape", output_shape)
 
     def make_batch(batch_size: int, device: torch.device) -> Batch:
-        batch = (batch_size, *inputs), (batch_size, *targets)
-        return torch.rand(batch[0], device=device), torch.rand(batch[1], device=device)
+        shapes = (batch_size, *inputs), (batch_size, *targets)
+        made = [torch.rand(shape, device=device, dtype=kind) for shape in shapes]
+        return made[0], made[1]
 
     return Workload(type(model).__name__, lambda: model, make_batch, nn.functional.mse_loss)
 

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from labhelpers.finder import run_finder
+from labhelpers.finder_narrative import many
 from labhelpers.finder_report import BatchSizeReport
 from labhelpers.finder_search import FinderProgress, Report
 from labhelpers.finder_trials import outcome_of, taken_bytes, trial_of
@@ -113,7 +114,7 @@ class ProbeLine:
 
     def __call__(self, progress: FinderProgress) -> None:
         self._done += progress.trial is not None
-        self._handle.update(self._html(f"{self._done} probes done; {self._now(progress)}"))
+        self._handle.update(self._html(f"{many(self._done, 'probe')} done; {self._now(progress)}"))
 
     def _now(self, progress: FinderProgress) -> str:
         trial, size = progress.trial, f"batch {progress.batch_size:,}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from labhelpers.inputs import InputError
 from labhelpers.state import (
     TrainingState,
     random_state,
@@ -18,7 +20,9 @@ from labhelpers.state import (
 )
 
 _CUDNN = ("enabled", "benchmark", "deterministic", "benchmark_limit")
-_HELD = ("_parameters", "_buffers", "_modules")
+_HELD = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, (dict, set)))
+"""Where a module keeps parameters, buffers, modules and hooks of every kind."""
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def read_settings() -> dict[str, Any]:
@@ -74,38 +78,95 @@ def process_handed_back() -> Iterator[None]:
 
 @contextmanager
 def model_handed_back(model: nn.Module) -> Iterator[TrainingState]:
-    """Put parameters, buffers, gradients and modes back after the block, and give their state.
+    """Put a model back after the block, and give its state.
 
-    A model that the block moves to another device comes back in the very tensors it had.
+    That is its parameters, buffers, gradients, modes, hooks, and what of it is trained. A model
+    that the block moves to another device comes back in the very tensors it had.
+
+    Raises:
+        InputError: it could not be put back, or not be trained; nothing was done then.
     """
+    check_returnable(model)
     state, places = save_state(model), Places(model)
     try:
         yield state
     finally:
-        places.put_back()
-        restore_state(state, model)
+        try:
+            places.put_back()
+        finally:
+            restore_state(state, model)
+
+
+def check_returnable(model: nn.Module) -> None:
+    """Refuse a model that could not be handed back after a training step.
+
+    Raises:
+        InputError: a part of it is a ScriptModule, or one of its tensors an inference tensor.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"model: {name or 'it'} is a ScriptModule, whose tensors and hooks cannot be put "
+                "back as they were; search with the eager model that it was made from"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_inference():
+            raise InputError(
+                f"model: {name} is an inference tensor, which cannot be trained; build the model "
+                "outside torch.inference_mode()"
+            )
 
 
 class Places:
-    """Which tensors and modules a model holds, so that others can be taken out again."""
+    """Which tensors, modules and hooks a model holds, so that others can be taken out again."""
 
     def __init__(self, model: nn.Module) -> None:
         self._held = [
-            (module, {name: dict(getattr(module, name)) for name in _HELD})
+            (module, {name: copy(getattr(module, name)) for name in _HELD})
             for module in model.modules()
         ]
-        self._data = [(parameter, parameter.data) for parameter in model.parameters()]
+        self._full_hooks = [(module, module._is_full_backward_hook) for module in model.modules()]
+        self._tensors = [_TensorPlace(t) for t in (*model.parameters(), *model.buffers())]
 
     def put_back(self) -> None:
-        """Put the tensors back where they were; gradients, which may lie elsewhere, go."""
+        """Put all back where it was; gradients of parameters, which may lie elsewhere, go."""
         for module, held in self._held:
             for name, entries in held.items():
-                kept = getattr(module, name)
-                kept.clear()
-                kept.update(entries)
-        for parameter, data in self._data:
-            parameter.grad = None
-            parameter.data = data
+                _refill(getattr(module, name), entries)
+        for module, full in self._full_hooks:
+            module._is_full_backward_hook = full
+        for place in self._tensors:
+            place.put_back()
+
+
+class _TensorPlace:
+    """Where a tensor's data lie, whether it is trained, and its hooks."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._data, self._trained = tensor, tensor.data, tensor.requires_grad
+        hooks = {name: getattr(tensor, name) for name in _TENSOR_HOOKS}
+        self._hooks = {name: (kept, copy(kept)) for name, kept in hooks.items()}
+
+    def put_back(self) -> None:
+        tensor: Any = self._tensor
+        if isinstance(tensor, nn.Parameter):
+            tensor.grad = None
+        tensor.data = self._data
+        if not tensor.is_leaf and not self._trained:
+            tensor.detach_()  # a buffer that a step drew into its graph
+        elif tensor.requires_grad != self._trained:
+            tensor.requires_grad_(self._trained)
+        for name, (kept, entries) in self._hooks.items():
+            if kept is not None:
+                _refill(kept, entries)
+            if getattr(tensor, name) is not kept:
+                setattr(tensor, name, kept)
+
+
+def _refill(kept: Any, entries: Any) -> None:
+    """Give a dictionary or set its entries back; handles and others keep hold of it."""
+    kept.clear()
+    kept.update(entries)
 
 
 def _precisions() -> dict[str, Any]:

@@ -28,9 +28,10 @@ def save_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None)
 
     The copy is as large as parameters, buffers, gradients and optimizer state together.
     """
+    tensors = {name: _once(tensor, tensor) for name, tensor in _tensors(model).items()}
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return TrainingState(
-        tensors={name: _host_copy(tensor) for name, tensor in _tensors(model).items()},
+        tensors={name: _host_copy(tensor) for name, tensor in tensors.items()},
         gradients={name: _host_copy(gradient) for name, gradient in gradients.items()},
         modes={name: module.training for name, module in model.named_modules()},
         optimizer=None if optimizer is None else _host_copy(optimizer.state_dict()),
@@ -48,7 +49,7 @@ def restore_state(
     """
     with torch.no_grad():
         for name, tensor in _tensors(model).items():
-            tensor.copy_(state.tensors[name])
+            _write(tensor, state.tensors[name])
     for name, parameter in model.named_parameters():
         gradient = state.gradients[name]
         parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
@@ -62,6 +63,41 @@ def restore_state(
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _write(tensor: Tensor, saved: Tensor) -> None:
+    """Copy saved values in, also where elements of the tensor share memory (a view)."""
+    if tensor.layout is not torch.strided:
+        tensor.copy_(saved)
+        return
+    target, source = _once(tensor, tensor), _once(saved.expand(tensor.shape), tensor)
+    if not _may_overlap(target):
+        target.copy_(source)
+        return
+    reach = 1 + sum((n - 1) * step for n, step in zip(target.shape, target.stride(), strict=True))
+    places = torch.arange(reach, device=target.device).as_strided(target.shape, target.stride())
+    memory = target.as_strided((reach,), (1,))
+    memory[places.reshape(-1)] = source.reshape(-1).to(target.device)
+
+
+def _once(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor without what `like`, of the same shape, only repeats (`expand`)."""
+    if like.layout is not torch.strided:
+        return tensor
+    for dim, step in enumerate(like.stride()):
+        if step == 0 and tensor.size(dim) > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _may_overlap(tensor: Tensor) -> bool:
+    """Tell whether elements may share memory: a step is within what finer steps reach."""
+    reach = 1
+    for step, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count > 1 and step < reach:
+            return tensor.numel() > 0
+        reach += (count - 1) * step
+    return False
 
 
 def _host_copy(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Everything a search must hand back, as one dictionary of hashes and values."""
 
+import copy
 import hashlib
 import pickle
 import random
@@ -20,7 +21,8 @@ class Trained:
     """A model that has been trained, with its optimizer, on a device.
 
     Everything is where a default would not put it: a layer in eval mode, a frozen parameter,
-    gradients on some parameters only, statistics and moments from real steps.
+    gradients on some parameters only, hooks on a module and a tensor, an expanded buffer,
+    statistics and moments from real steps.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -30,7 +32,10 @@ class Trained:
             nn.Linear(8, 2),
         ).to(device)  # fmt: skip
         self.model.register_buffer("note", torch.arange(3.0, device=device), persistent=False)
+        self.model.register_buffer("mask", torch.ones(1, device=device).expand(5))
         self.model[3].weight.requires_grad_(False)
+        self.model[3].register_forward_hook(unchanged)
+        self.model[4].weight.register_hook(unchanged)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
         for _ in range(3):
             self.optimizer.zero_grad()
@@ -48,6 +53,8 @@ class Trained:
             **{name: hashed(tensor) for name, tensor in (tensors | gradients).items()},
             **{f"{name} is": (id(tensor), tensor.data_ptr()) for name, tensor in tensors.items()},
             **{f"{name} trains": p.requires_grad for name, p in parameters.items()},
+            **{f"{name} hooks": hooks_of(module) for name, module in self.model.named_modules()},
+            **{f"{name} hooks": hooks_of(tensor) for name, tensor in tensors.items()},
             **{f"{name} mode": module.training for name, module in self.model.named_modules()},
             "optimizer": hashed(self.optimizer.state_dict()),
             **process_facts(),
@@ -57,8 +64,9 @@ class Trained:
 class Disturbing(nn.Module):
     """Wrap a model in one that also changes what belongs to the process, and may fail.
 
-    It draws random numbers and leaves other settings behind; its first forward registers a
-    buffer. `failing` is raised from the second step on; "slow" makes every step slow.
+    It draws random numbers and leaves other settings behind; its forward registers a buffer and
+    hooks, freezes a parameter and writes into an expanded buffer. `failing` is raised from the
+    second step on; "slow" makes every step slow.
     """
 
     def __init__(self, model: nn.Module, failing: str | None = None) -> None:
@@ -74,6 +82,12 @@ class Disturbing(nn.Module):
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         torch.set_default_dtype(torch.float64)
         self.register_buffer("late", torch.zeros(1, device=inputs.device))
+        for module in self.inner.modules():
+            leave_hooks(module)
+        for parameter in list(self.inner.parameters())[:1]:
+            parameter.requires_grad_(False)
+        if "mask" in dict(self.inner.named_buffers()):
+            self.inner.mask[:1] += 1
         if self.failing == "slow":
             time.sleep(0.1)
         elif self.failing and self.calls > 1:
@@ -83,6 +97,32 @@ class Disturbing(nn.Module):
             }  # fmt: skip
             raise failures[self.failing]
         return self.inner(inputs)
+
+
+def unchanged(*_: Any) -> None:
+    """Be a hook of any kind that changes nothing."""
+
+
+def leave_hooks(module: nn.Module) -> None:
+    """Register a hook of every kind on a module and on its trained parameters."""
+    module.register_forward_hook(unchanged, with_kwargs=True, always_call=True)
+    module.register_forward_pre_hook(unchanged, with_kwargs=True)
+    module.register_full_backward_hook(unchanged)
+    module.register_full_backward_pre_hook(unchanged)
+    module.register_state_dict_post_hook(unchanged)
+    for parameter in module.parameters(recurse=False):
+        if parameter.requires_grad:
+            parameter.register_hook(unchanged)
+            parameter.register_post_accumulate_grad_hook(unchanged)
+
+
+def hooks_of(owner: nn.Module | torch.Tensor) -> dict[str, Any]:
+    """Return the hooks of a module or tensor, by where they are kept."""
+    if isinstance(owner, torch.Tensor):
+        names = ["_backward_hooks", "_post_accumulate_grad_hooks"]
+    else:
+        names = [name for name in vars(owner) if "_hook" in name]
+    return {name: copy.copy(getattr(owner, name)) for name in names}
 
 
 def job(trained: Trained, failing: str | None = None, own_optimizer: bool = False) -> Workload:

@@ -14,6 +14,7 @@ from torch import nn
 
 from labhelpers.finder import find_batch_size, run_finder, search_batch_size
 from labhelpers.finder_report import read_reports
+from labhelpers.finder_shapes import shapes_workload
 from labhelpers.finder_trials import outcome_of
 from labhelpers.inputs import InputError
 from labhelpers.records import FinderSpec, ask
@@ -377,6 +378,39 @@ def test_bad_models_and_shapes_are_one_line():
         with pytest.raises(InputError) as caught:
             find_batch_size(*arguments)
         assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
+def test_inputs_and_targets_have_the_models_dtype(kind):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to(kind)
+    assert find_batch_size(model, (4,), (2,), 4, "cpu", isolate=False) == 4
+    batch = shapes_workload(model, (4,), (2,)).make_batch(3, torch.device("cpu"))
+    assert [tensor.dtype for tensor in batch] == [kind, kind]
+
+
+def test_without_a_floating_point_parameter_the_default_dtype_is_used():
+    model = nn.Module()
+    model.count = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)
+    batch = shapes_workload(model, (4,), (2,)).make_batch(3, torch.device("cpu"))
+    assert {tensor.dtype for tensor in batch} == {torch.get_default_dtype()}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (nn.Linear(2, 2), r"workload: got a model \(Linear\); call find_batch_size"),
+        (3, "workload: got int; must be a Workload or a reference"),
+        (nn.Linear, "workload: got type; .*find_batch_size"),
+        (None, "workload: got NoneType; "),
+    ],
+)
+def test_what_is_no_workload_is_one_line(given, told):
+    with pytest.raises(InputError, match=told) as caught:
+        search_batch_size(given, **QUICK)
+    assert "\n" not in str(caught.value)
+    if given is not None:  # there, None means the spec's reference
+        with pytest.raises(InputError, match=told):
+            run_finder(ask(FinderSpec, QUICK), workload=given)
 
 
 def test_a_mismatched_shape_raises_the_models_own_error():

@@ -336,6 +336,29 @@ def test_other_endings_in_words():
     assert "killed at the next size" in narrative.answer(killed)
 
 
+def test_one_is_not_several():
+    one = report([trial(1)], replace(TERMS, dataset_size=1, top=1))
+    assert "with **1** sample a step" in narrative.answer(one)
+    assert narrative.how(one).startswith("1 probe, 0 of them")
+    assert narrative.utilisation(one, one.trials[0]).startswith("At 1 sample a step, of")
+    three = report([trial(3)], replace(TERMS, dataset_size=3, top=3))
+    assert "1 micro-batch of 3 and 2 of 2, then" in narrative.split_in_words(three, 7)
+    said = narrative.training(one, trial(1, images=1))
+    assert said.startswith("One epoch of 1 made-up image took")
+    spec = FinderSpec(input_shape=(1, 2, 2), classes=1, dataset_size=5)
+    assert "1 class, a data set of 5" in narrative.plan(spec)
+
+
+@pytest.mark.parametrize("second_mib", [20.0, 19.99, 20.0000001])
+def test_peaks_that_do_not_grow_have_no_bytes_a_sample(second_mib):
+    peaks = {2: 20.0, 64: second_mib}
+    flat = report([trial(size, live_mib=mib, device="cpu") for size, mib in peaks.items()])
+    said = narrative.how(flat)
+    assert said.endswith("The peaks do not grow with the batch, or by less than can be told apart.")
+    assert "bytes a sample" not in said
+    assert "MiB a sample, at most" in narrative.how(report(USUAL))
+
+
 def test_cards_stand_beside_the_articles():
     card = {"card": "RTX 2080", "batch_size": 8, "utilisation": 0.668}
     table = narrative.cards_table([report(USUAL, replace(TERMS, headroom=0.0))], [card])

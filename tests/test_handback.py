@@ -4,15 +4,23 @@ import os
 import signal
 import threading
 import time
+import warnings
 
 import pytest
 import torch
-from handing_back import FEATURES, Disturbing, Trained, changed, job, process_facts
+from handing_back import FEATURES, Disturbing, Trained, changed, hashed, job, process_facts
 from torch import nn
 
 from labhelpers.finder import find_batch_size, search_batch_size
-from labhelpers.handback import apply_settings, model_handed_back, read_settings
+from labhelpers.handback import (
+    apply_settings,
+    model_handed_back,
+    process_handed_back,
+    read_settings,
+)
+from labhelpers.inputs import InputError
 from labhelpers.search import NothingFits
+from labhelpers.workloads import Workload
 
 QUICK = {"device": "cpu", "num_iterations": 3, "headroom": 0.0, "max_batch_size": 8}
 ENDS = {"error": LookupError, "stop": KeyboardInterrupt, "oom": NothingFits}
@@ -168,3 +176,100 @@ def test_settings_are_read_and_put_back():
     apply_settings(before)
     assert read_settings() == before
     assert process_facts()["settings"] == before
+
+
+# Models that are hard to put back
+
+
+class Leaving(nn.Linear):
+    """Leave buffers behind in other ways than by writing into them."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("grown", torch.zeros(2))
+        self.register_buffer("graph", torch.zeros(2))
+        self.register_buffer("windows", torch.arange(5.0).unfold(0, 3, 1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(inputs)
+        self.grown.set_(torch.ones(9))
+        self.graph.detach_().add_(outputs.mean(0))
+        self.windows[0] += 1
+        self.register_buffer("late", torch.zeros(1), persistent=False)
+        return outputs
+
+
+def looks(model: nn.Module) -> dict:
+    """Return every tensor of a model by its bytes, place and part in training."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        **{
+            name: (hashed(t), id(t), t.data_ptr(), t.stride(), t.requires_grad, t.is_leaf)
+            for name, t in tensors.items()
+        },
+        "not persistent": [set(m._non_persistent_buffers_set) for m in model.modules()],
+    }
+
+
+def test_buffers_moved_drawn_into_the_graph_or_overlapping_come_back():
+    model = Leaving()
+    before = looks(model)
+    assert find_batch_size(model, (2,), (2,), 4, "cpu", isolate=False) == 4
+    assert looks(model) == before
+
+
+@pytest.mark.parametrize("isolate", [None, False])
+def test_an_expanded_buffer_comes_back(isolate):
+    model = nn.Linear(4, 2)
+    model.register_buffer("mask", torch.zeros(1).expand(5))
+    before = looks(model)
+    assert find_batch_size(model, (4,), (2,), 4, "cpu", isolate=isolate) == 4
+    assert looks(model) == before
+
+
+def test_flags_and_hooks_set_in_forward_are_gone_after_it():
+    trained = Trained()
+    before = trained.facts()
+    with process_handed_back(), model_handed_back(trained.model):
+        Disturbing(trained.model)(torch.rand(3, FEATURES, dtype=torch.float32))
+        different = changed(before, trained.facts())
+        trained.model.requires_grad_(True)
+    assert {"0 hooks", "4.weight hooks", "0.weight trains", "mask"} <= different
+    assert changed(before, trained.facts()) == set()
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates scripting
+        return torch.jit.script(nn.Linear(4, 2))
+
+
+def inference_only() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("isolate", [None, True, False])
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [(scripted, "is a ScriptModule"), (inference_only, "is an inference tensor")],
+)
+def test_what_cannot_be_handed_back_is_refused_before_a_step(make, told, isolate, wrapped):
+    model = nn.Sequential(make()) if wrapped else make()
+    before = {name: hashed(tensor) for name, tensor in model.state_dict().items()}
+    with pytest.raises(InputError, match=told) as caught:
+        find_batch_size(model, (4,), (2,), 64, "cpu", isolate=isolate)
+    assert "\n" not in str(caught.value)
+    assert {name: hashed(tensor) for name, tensor in model.state_dict().items()} == before
+
+
+@pytest.mark.parametrize("make", [scripted, inference_only])
+def test_a_workload_of_such_a_model_is_refused_too(make):
+    model = make()
+
+    def make_batch(batch_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        raise AssertionError("a step was prepared")
+
+    with pytest.raises(InputError, match="model: "):
+        search_batch_size(Workload("own", lambda: model, make_batch), isolate=False, **QUICK)

@@ -129,3 +129,25 @@ def test_gradients_that_were_there_come_back():
     model.zero_grad(set_to_none=True)
     restore_state(state, model)
     assert torch.equal(model.weight.grad, gradient)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(1).expand(5),
+        lambda: torch.zeros(3, 1).expand(3, 4)[1:],
+        lambda: torch.arange(6.0).unfold(0, 3, 2),
+        lambda: torch.arange(6.0).unfold(0, 3, 1)[:, :0],
+        lambda: torch.arange(6.0)[::2],
+        lambda: torch.eye(3).to_sparse().coalesce(),
+    ],
+)
+def test_buffers_of_any_layout_come_back(make):
+    model = nn.Linear(1, 1)
+    model.register_buffer("odd", make())
+    odd, before = model.odd, model.odd.to_dense().clone()
+    state = save_state(model)
+    (odd.values() if odd.is_sparse else odd.as_strided((1,), (1,))).fill_(7)
+    restore_state(state, model)
+    assert model.odd is odd
+    assert torch.equal(odd.to_dense(), before)
