@@ -6,8 +6,7 @@ dividing each by their number instead is right only where all are equally long.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,9 +17,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from labhelpers.inputs import InputError, to_integer, to_number
+from labhelpers import accumulation_checks as checks
+from labhelpers.inputs import InputError
 from labhelpers.state import random_state, restore_random_state
-from labhelpers.workloads import Batch, Loss, batch_length, call_model, to_device
+from labhelpers.workloads import (
+    Batch,
+    Loss,
+    as_pair,
+    batch_length,
+    call_model,
+    described,
+    rebuilt,
+    to_device,
+)  # fmt: skip
 
 Count = Callable[[Any, Any], int]
 Counted = tuple[Batch, int]
@@ -85,20 +94,31 @@ def accumulate(
         scaler: for float16; an update that it leaves out still counts as one.
 
     Raises:
-        InputError: a window or norm that makes no sense, no batches at all, or ranks with more
-            windows than others (then on all ranks).
+        InputError: a window, norm, `autocast`, optimizer or count that makes no sense, a batch
+            that is no pair `(inputs, targets)`, no batches at all or only empty ones, or ranks
+            with more windows than others (then on all ranks).
     """
-    size, norm = _checked(window, clip_norm)
+    size, norm = checks.checked_window(window), checks.checked_norm(clip_norm)
+    checks.check_choices(autocast, count)
+    checks.check_optimizer(model, optimizer)
     job = _Job(model, loss_function, optimizer, norm, mean_loss, autocast, scaler)
+    return _accumulated(job, _groups(batches, size, count))
+
+
+def _accumulated(job: _Job, groups: Iterable[list[Counted]]) -> Accumulated:
     windows, samples, total = [], 0, torch.zeros((), dtype=torch.float64, device=job.device)
-    for group in _groups(batches, size, count):
-        total += job.run(group)
-        windows.append(len(group))
-        samples += sum(terms for _, terms in group)
-    over_ranks(model, 0, job.device)
-    if not windows:
+    group: list[Counted] | None = None
+    for group in groups:
+        if group:
+            total += job.run(group)
+            windows.append(len(group))
+            samples += sum(terms for _, terms in group)
+    over_ranks(job.model, 0, job.device)
+    if group is None:
         raise InputError("batches: got none; give at least one (a generator is empty after use)")
-    return Accumulated(tuple(windows), samples, total, mean_loss)
+    if not windows:
+        raise InputError("batches: all are empty, counting 0; give at least one with samples")
+    return Accumulated(tuple(windows), samples, total, job.mean_loss)
 
 
 @dataclass(frozen=True)
@@ -178,47 +198,39 @@ def micro_batches(inputs: Any, targets: Any, size: int) -> list[Batch]:
     """Split a batch into micro-batches of at most `size` samples, views of the same memory.
 
     Args:
-        inputs: a tensor, or a tuple, list or mapping of tensors with equal first dimensions.
-        targets: likewise.
+        inputs: a tensor, or a tuple, named tuple, list or mapping of tensors with equal first
+            dimensions.
+        targets: likewise, with the same first dimension.
+        size: a whole number of at least 1.
+
+    Raises:
+        InputError: a size that is none, anything but tensors, or first dimensions that differ.
     """
+    size = checks.checked_size(size)
+    checks.check_lengths(inputs, targets)
     return list(zip(_split(inputs, size), _split(targets, size), strict=True))
 
 
 def _split(value: Any, size: int) -> Sequence[Any]:
     if isinstance(value, Tensor):
         return torch.split(value, size)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         parts = zip(*(_split(item, size) for item in value.values()), strict=True)
         return [dict(zip(value, part, strict=True)) for part in parts]
-    return [type(value)(part) for part in zip(*(_split(i, size) for i in value), strict=True)]
-
-
-def _checked(window: Any, clip_norm: Any) -> tuple[int, float | None]:
-    try:
-        size = to_integer(window)
-    except ValueError:
-        size = 0
-    if size < 1:
-        raise InputError(f"window: got {window!r}; must be a whole number of at least 1")
-    if clip_norm is None:
-        return size, None
-    try:
-        norm = to_number(clip_norm)
-    except ValueError:
-        norm = math.nan
-    if not norm > 0:
-        raise InputError(f"clip_norm: got {clip_norm!r}; must be a number above 0, or None")
-    return size, norm
+    return [rebuilt(value, part) for part in zip(*(_split(i, size) for i in value), strict=True)]
 
 
 def _groups(batches: Iterable[Batch], window: int, count: Count) -> Iterator[list[Counted]]:
-    """Gather the micro-batches of each window, each with what its loss averages over."""
+    """Gather the micro-batches of each window, each with what its loss averages over.
+
+    Those that count 0 are left out, so a window may be empty.
+    """
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise InputError(f"batches: got {described(batches)}; must be pairs (inputs, targets)")
     waiting = iter(batches)
     while taken := list(islice(waiting, window)):
-        counted = [(batch, int(count(*batch))) for batch in taken]
-        group = [(batch, terms) for batch, terms in counted if terms > 0]
-        if group:
-            yield group
+        counted = [(pair, checks.checked_terms(count(*pair))) for pair in map(as_pair, taken)]
+        yield [(pair, terms) for pair, terms in counted if terms]
 
 
 def _autocast(device: torch.device, kind: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -236,7 +248,8 @@ def _traceless(
 ) -> Iterator[None]:
     """Begin and end without gradients; after an error put back all but the update itself."""
     _drop_gradients(model, optimizer)
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    cells = [_cells(buffer.detach()) for buffer in model.buffers()]
+    buffers = [(cell, cell.clone()) for cell in cells]
     modes = [(module, module.training) for module in model.modules()]
     chance = random_state()
     try:
@@ -262,6 +275,22 @@ def _put_back(
     if scaler is not None and scaler.is_enabled():
         with suppress(AssertionError):  # nothing was scaled yet
             scaler.update(scaler.get_scale())  # forgets that gradients were unscaled already
+
+
+def _cells(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor's memory in which no element stands for two.
+
+    torch refuses to write to a tensor that was expanded, or whose windows overlap; then the
+    view is the span of memory, in one dimension, that the tensor lies in.
+    """
+    if tensor.is_nested or tensor.layout != torch.strided or not tensor.numel():
+        return tensor
+    reached, overlaps = 0, False
+    sides = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, length in sorted(side for side in sides if side[1] > 1):
+        overlaps = overlaps or stride <= reached
+        reached += stride * (length - 1)
+    return tensor.as_strided((reached + 1,), (1,)) if overlaps else tensor
 
 
 def _drop_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -21,7 +21,7 @@ from labhelpers.capture import Capture
 from labhelpers.distributed import Team
 from labhelpers.distributed_shares import Count, Shared
 from labhelpers.training import LOSS_IMAGES, Epoch, mean_loss
-from labhelpers.workloads import Loss, call_model, to_device
+from labhelpers.workloads import Loss, as_pair, call_model, to_device
 
 _DROPPED_STEPS = 2
 """First steps after a change between both kinds, which are not timed."""
@@ -172,7 +172,7 @@ class _Wait:
 
     def for_next(self, batches: Iterator[Any], device: torch.device) -> tuple[Any, Any]:
         asked = self._clock()
-        inputs, targets = next(batches)
+        inputs, targets = as_pair(next(batches))
         self.seconds += self._clock() - asked
         return to_device(inputs, device), to_device(targets, device)
 

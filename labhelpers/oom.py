@@ -95,13 +95,14 @@ class Attempt:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Tell whether an error is out-of-memory, itself or anywhere in its chain.
+    """Tell whether an error is out-of-memory, itself or anywhere in its chain or group.
 
     Yes: `torch.OutOfMemoryError`; RuntimeError and its kind with an allocator's text (CUDA,
     HIP, XPU, MPS, CPU) or a library's allocation failure; MemoryError; oneDNN's "could not
     create a primitive" in a process whose memory is limited. No: a size that Python
     could not compute, a user's text that quotes the words, an error of a lost context even
-    where an out-of-memory error came before it, KeyboardInterrupt.
+    where an out-of-memory error came before it or stands in the same group,
+    KeyboardInterrupt.
     """
     return _find(error) is not None
 
@@ -123,7 +124,17 @@ def suspected_limit(error: BaseException) -> str | None:
 
 
 def is_context_lost(error: BaseException) -> bool:
-    """Tell whether an error says that the device's context is beyond use."""
+    """Tell whether an error, or a member of its group, says that the context is beyond use."""
+    return _is_lost(error)
+
+
+def _is_lost(error: BaseException, handled: BaseException | None = None) -> bool:
+    """Look at an error alone, but at a group with all that its members come from."""
+    links = _chain(error, handled) if isinstance(error, BaseExceptionGroup) else (error,)
+    return any(map(_says_lost, links))
+
+
+def _says_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _LOST.match(_text(error)) is not None
 
 
@@ -199,7 +210,7 @@ def _find(
     if not isinstance(error, Exception):
         return None
     for link in _chain(error, handled):
-        if is_context_lost(link):
+        if _is_lost(link, handled):
             return None
         message = _message(link)
         if message is not None:
@@ -208,7 +219,10 @@ def _find(
 
 
 def _chain(error: BaseException, end: BaseException | None = None) -> Iterator[BaseException]:
-    """Walk an error, its causes and its contexts, each once; `from None` hides none of them."""
+    """Walk an error, its group's members, its causes and its contexts, each once.
+
+    `from None` hides none of them.
+    """
     waiting, seen = [error], {id(end)}
     while waiting:
         link = waiting.pop(0)
@@ -216,6 +230,7 @@ def _chain(error: BaseException, end: BaseException | None = None) -> Iterator[B
             continue
         seen.add(id(link))
         yield link
+        waiting += link.exceptions if isinstance(link, BaseExceptionGroup) else ()
         waiting += [more for more in (link.__cause__, link.__context__) if more is not None]
 
 

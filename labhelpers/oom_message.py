@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from labhelpers.formats import MIB
+from labhelpers.inputs import InputError, shown
 from labhelpers.oom_wordings import Figures, read_figures
 
 UNDECIDED_BYTES = 2 * MIB
@@ -53,14 +55,19 @@ class OomMessage:
         return asdict(self)
 
 
-def parse_oom_message(text: str) -> OomMessage | None:
-    """Parse an out-of-memory text of any known PyTorch release.
+def parse_oom_message(text: str | bytes) -> OomMessage | None:
+    """Parse an out-of-memory text of any known PyTorch release, as raised or out of a log.
+
+    Bytes are read as UTF-8, or UTF-16 where they begin with its mark.
 
     Returns:
         The message, or None for a text that is no out-of-memory error. No number is made up:
         each is in the text, or is `reserved in total` minus `already allocated`.
+
+    Raises:
+        InputError: it is neither text nor bytes.
     """
-    figures = read_figures(text)
+    figures = read_figures(_as_text(text))
     if figures is None:
         return None
     sizes = figures.sizes
@@ -82,6 +89,17 @@ def parse_oom_message(text: str) -> OomMessage | None:
         device_index=figures.device_index,
         wording=figures.wording,
     )
+
+
+def _as_text(given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, (bytes, bytearray)):
+        raise InputError(
+            f"text: got {shown(given)}; must be the text of an error, such as str(error)"
+        )
+    wide = given.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return given.decode("utf-16" if wide else "utf-8", "replace")
 
 
 def _unallocated(sizes: dict[str, int]) -> int | None:

@@ -3,7 +3,8 @@
 Openings were taken from PyTorch 1.0 to 2.14 (CUDA, cudaMallocAsync, HIP, XPU, MPS, CPU) and
 from NumPy. A text counts only if it opens with one, or if one follows a class name at the
 start of a line, as data loaders and TorchScript quote errors: words in the middle of a
-sentence are a user's own text.
+sentence are a user's own text. What logs and terminals add (colours, the rank that speaks,
+pytest's mark) is taken off first.
 
 The time is linear in the text: nothing is matched without an upper bound on its length.
 """
@@ -48,19 +49,30 @@ _OPENINGS: tuple[tuple[str, str, str], ...] = (
         r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",
     ),
     ("host", "cpu", r"unable to mmap \d{1,20} bytes from file [^\n]{1,300}?: Cannot allocate"),
-    ("host", "cpu", r"Unable to allocate \d[\d.]{0,20} (?:bytes|[KMGT]iB) for an array"),
+    ("host", "cpu", r"Unable to allocate \d[\d.]{0,20} (?:bytes|[KMGTPE]iB) for an array"),
     ("host", "cpu", r"std::bad_alloc"),
     ("library", "cuda", _ALLOC_FAILED % "CU"),
     ("library", "cuda", r"cuDNN SDPA [^\x00]{0,500}?CUDA ran out of memory outside PyTorch"),
     ("library", "hip", _ALLOC_FAILED % "(?:HIP|ROC|MIOPEN)"),
 )  # fmt: skip
 _OPENING_RULES = tuple((kind, name, re.compile(rule)) for kind, name, rule in _OPENINGS)
-_QUOTED = re.compile(r"^[\w.]{0,100}(?:Error|Exception): ", re.MULTILINE)
+# Python draws a bar before each line of an error in a group.
+_QUOTED = re.compile(r"^(?: {0,40}\| )?[\w.]{0,100}(?:Error|Exception): ", re.MULTILINE)
 
-_SIZE = re.compile(r"(?<![\d.,])(\d{1,20}(?:\.\d{1,6})?) (bytes|[KMG]i?B)\b")
+_COLOURS = re.compile(r"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]")
+# At the start of a line: a byte order mark; the rank, as torchrun ("[rank0]: ", "[default0]:")
+# and Ray ("(Worker pid=7) ") write it; then pytest's mark of the line of the error.
+_LINE_MARKS = re.compile(
+    r"^\ufeff?(?:\[[a-z_]{1,20}\d{1,6}\]: ?|"
+    r"\([\w.]{0,60} ?pid=\d{1,10}(?:, ip=[\d.]{1,45})?\) ){0,3}(?:E {3,40})?",
+    re.MULTILINE,
+)
+
+# NumPy leaves a point without digits: "100. KiB".
+_SIZE = re.compile(r"(?<![\d.,])(\d{1,20}(?:\.\d{0,6})?) (bytes|[KMGTPE]i?B)\b")
 _DEVICE = re.compile(r"(?:GPU|on device) (\d{1,4})\b")
 _PROCESS = re.compile(r"Process (\d{1,10}) has $")
-_UNIT_BYTES = {"b": 1, "K": 1024, "M": MIB, "G": GIB}
+_UNIT_BYTES = {"b": 1, "K": 1024, "M": MIB, "G": GIB, "T": 2**40, "P": 2**50, "E": 2**60}
 
 # (field, words before the size, words after it); the first size that fits a field counts.
 _PLACES: tuple[tuple[str, str, str], ...] = (
@@ -123,7 +135,7 @@ def read_figures(text: str) -> Figures | None:
     Returns:
         None for a text that is no out-of-memory error.
     """
-    figures = _opening(text.replace("\0", ""))
+    figures = _opening(_bare(text))
     if figures is None:
         return None
     for match in islice(_SIZE.finditer(figures.text), _MOST_SIZES):
@@ -133,6 +145,12 @@ def read_figures(text: str) -> Figures | None:
     worded = (release for words, release in _OLD_WORDINGS if words in figures.text)
     figures.wording = next(worded, None)
     return figures
+
+
+def _bare(text: str) -> str:
+    """Take off what logs and terminals add to a text: NUL, colours, hard blanks, line marks."""
+    text = _COLOURS.sub("", text.replace("\0", "")).replace("\xa0", " ")
+    return _LINE_MARKS.sub("", text.lstrip("\ufeff\n\r\t "))
 
 
 def print_size(value_bytes: float) -> str:

@@ -22,7 +22,7 @@ from labhelpers.trials import (
     opening_facts,
     warm_up,
 )
-from labhelpers.workloads import Workload, batch_length, to_device
+from labhelpers.workloads import Workload, as_pair, batch_length, to_device
 
 LEAST_STEPS, MOST_STEPS = 2, 8
 PROFILED_IMAGES = 2048
@@ -70,7 +70,8 @@ def profile_steps(step: Step, batches: Iterable[Any], capture: Capture) -> dict[
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             capture.synchronize()
             started = time.perf_counter()
-            for inputs, targets in batches:
+            for batch in batches:
+                inputs, targets = as_pair(batch)
                 inputs = to_device(inputs, capture.device)
                 step(inputs, to_device(targets, capture.device))
                 seen, steps = seen + batch_length(inputs), steps + 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from labhelpers.capture import Capture
 from labhelpers.inputs import InputError
-from labhelpers.workloads import Loss, batch_length, call_model, to_device
+from labhelpers.workloads import Loss, as_pair, batch_length, call_model, to_device
 
 Step = Callable[[Any, Any], Tensor]
 LOSS_IMAGES = 2048
@@ -112,7 +112,7 @@ def run_epoch(step: Step, feed: Iterable[Any], capture: Capture, *, batch_size: 
         wait_s += clock() - asked
         if batch is None:
             break
-        inputs, targets = to_device(batch[0], device), to_device(batch[1], device)
+        inputs, targets = (to_device(part, device) for part in as_pair(batch))
         loss = step(inputs, targets)
         capture.mark()
         losses.append(loss.detach())

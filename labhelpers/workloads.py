@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labhelpers.inputs import InputError
+from labhelpers.inputs import InputError, shown
 
 FASHION_PARAMETERS = 105_866
 FASHION_CLASSES = 10
@@ -25,6 +25,8 @@ MakeBatch = Callable[[int, torch.device], Batch]
 MakeLoader = Callable[[int, int], Iterable[Batch]]
 Loss = Callable[[Any, Any], Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]
+
+_DEEPEST = 100  # no batch nests so deep, except a list that holds itself
 
 
 def adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
@@ -121,9 +123,15 @@ def workload_from(
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """Call a model with a tensor, a tuple (positional) or a mapping (by keyword)."""
+    """Call a model with a tensor, a tuple (positional) or a mapping (by keyword).
+
+    Raises:
+        InputError: the inputs are text, which would fall into its letters.
+    """
     if isinstance(inputs, Tensor):
         return model(inputs)
+    if isinstance(inputs, (str, bytes)):
+        raise no_tensor("inputs", inputs)
     return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
 
@@ -134,15 +142,64 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, Mapping):
         return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(to_device(item, device) for item in value)
+        return rebuilt(value, (to_device(item, device) for item in value))
     return value
 
 
+def rebuilt(value: Any, items: Iterable[Any]) -> Any:
+    """Return the items in a tuple, named tuple or list of the type that `value` has."""
+    make = getattr(value, "_make", type(value))  # a named tuple wants its fields one by one
+    return make(items)
+
+
 def batch_length(inputs: Any) -> int:
-    """Return how many samples a batch holds: the first dimension of its first tensor."""
-    while not isinstance(inputs, Tensor):
-        inputs = next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs))
-    return len(inputs)
+    """Return how many samples a batch holds: the first dimension of its first tensor.
+
+    Raises:
+        InputError: what comes first is no tensor, such as text, or a tensor without dimensions.
+    """
+    found = inputs
+    for _ in range(_DEEPEST):
+        if isinstance(found, Tensor) and found.ndim:
+            return len(found)
+        single = isinstance(found, (str, bytes)) or hasattr(found, "__array__")
+        if single or not isinstance(found, Collection) or not len(found):
+            break
+        found = next(iter(found.values() if isinstance(found, Mapping) else found))
+    raise no_tensor("inputs", found)
+
+
+def as_pair(batch: Any) -> Batch:
+    """Return the inputs and targets of a batch.
+
+    Raises:
+        InputError: it is no tuple or list of two, such as a mapping, a bare tensor or text.
+    """
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise InputError(
+        f"batches: got {described(batch)}; each batch must be a pair (inputs, targets), where "
+        "inputs may be a mapping of tensors"
+    )
+
+
+def no_tensor(name: str, found: Any) -> InputError:
+    """Return the error for a value that stands where a tensor with samples is needed."""
+    return InputError(
+        f"{name}: got {described(found)} where a tensor is needed whose first dimension counts "
+        "the samples; give a tensor, or a tuple, list or mapping of tensors"
+    )
+
+
+def described(value: Any) -> str:
+    """Say in a few words what a value is: a tensor by its shape, others by type and content."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {shown(list(value))}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__name__} {shown(value)}"
 
 
 def _model_workload(

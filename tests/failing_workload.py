@@ -45,3 +45,10 @@ def empty() -> Workload:
 
 def without_data() -> Workload:
     return Workload("without data", lambda: nn.Linear(1, 1), image_batches((1,), 10))
+
+
+def bare() -> Workload:
+    return Workload(
+        "bare", lambda: nn.Linear(4, 4), image_batches((4,), 4), nn.functional.mse_loss,
+        make_loader=lambda size, _: [torch.rand(2, 4)] * (IMAGES // size),
+    )  # fmt: skip

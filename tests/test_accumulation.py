@@ -2,6 +2,8 @@
 
 import copy
 import math
+import sys
+from collections import UserDict, namedtuple
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 from labhelpers.accumulation import accumulate, micro_batches
 from labhelpers.accumulation_proof import EQUAL, compare_layers
 from labhelpers.gradients import catch_gradients, relative_change
-from labhelpers.inputs import InputError
+from labhelpers.inputs import InputError, shown
 from labhelpers.oom import attempt
 from labhelpers.state import restore_state, save_state
 from labhelpers.workloads import fashion_cnn
@@ -82,7 +84,11 @@ def test_every_window_is_an_update_the_short_last_one_too(count, window, windows
     assert model.weight.grad is None
 
 
-@pytest.mark.parametrize("window", [0, -1, 1.5, math.nan, None, "four", True])
+@pytest.mark.parametrize(
+    "window",
+    [0, -1, 1.5, math.nan, None, "four", True, sys.maxsize + 1, 2.0**70, 10**5000, torch.ones(2)],
+    ids=lambda value: shown(value, 12),
+)
 def test_a_window_that_makes_no_sense_is_refused(window):
     with pytest.raises(ValueError, match="window: got .*; must be a whole number of at least 1"):
         run(Scalar(), pairs([1]), window=window)
@@ -97,6 +103,82 @@ def test_a_norm_that_makes_no_sense_is_refused(norm):
 def test_no_batches_are_an_error():
     with pytest.raises(InputError, match="batches: got none"):
         run(Scalar(), iter(()))
+
+
+def test_the_largest_window_is_one():
+    assert run(Scalar(), pairs([1], [2]), window=sys.maxsize)[0].windows == (2,)
+
+
+def test_batches_that_are_all_empty_are_an_error_that_says_so():
+    with pytest.raises(InputError, match="batches: all are empty"):
+        run(Scalar(), pairs([], [], []), window=2)
+
+
+BOTH = {"x": torch.ones(2, 3), "y": torch.ones(2, 1)}
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [[BOTH], BOTH, [("x", "y")], [(["x"], torch.ones(1))], "xy", tuple(BOTH.values()),
+     torch.ones(2, 2, 3), [torch.ones(2, 3)], [None], None, 5, [(torch.ones(2), 1, 1)]],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_batches_that_are_no_pairs_of_tensors_are_refused_in_one_line(batches):
+    with pytest.raises(InputError, match="pair|where a tensor is needed") as caught:
+        run(Scalar(), batches)
+    assert "\n" not in str(caught.value)
+
+
+class ByName(Scalar):
+    def forward(self, a, b):
+        return super().forward(a + b)
+
+
+Named = namedtuple("Named", "a b")
+
+
+@pytest.mark.parametrize("form", [dict, UserDict, lambda both: Named(**both)])
+def test_inputs_may_be_mappings_and_named_tuples(form):
+    half = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    inputs = form({"a": half, "b": half})
+    done, [gradient] = run(ByName(), [(inputs, None)])
+    assert (done.samples, float(gradient)) == (2, 20.0)
+    parts = [part for part, _ in micro_batches(inputs, half, 1)]
+    assert all(isinstance(part, dict if isinstance(inputs, UserDict) else type(inputs))
+               for part in parts)  # fmt: skip
+    assert run(ByName(), [(part, None) for part in parts])[0].samples == 2
+
+
+@pytest.mark.parametrize(
+    "found", [0.5, 2.7, -1, math.nan, math.inf, None, "two", torch.ones(2), torch.tensor(0.5)]
+)
+def test_a_count_that_is_no_whole_number_is_refused(found):
+    with pytest.raises(InputError, match="count: gave .* whole number from 0"):
+        run(Scalar(), pairs([1.0]), count=lambda *_: found)
+
+
+@pytest.mark.parametrize("found", [2, 2.0, torch.tensor(2), torch.tensor([2.0])])
+def test_a_count_may_be_any_whole_number(found):
+    assert run(Scalar(), pairs([1.0]), count=lambda *_: found)[0].samples == 2
+
+
+def test_a_count_that_cannot_be_called_is_refused():
+    with pytest.raises(InputError, match="count: got 3; must be a function"):
+        run(Scalar(), pairs([1.0]), count=3)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model = Scalar()
+    for optimizer in (torch.optim.SGD(Scalar().parameters(), lr=0.1), None):
+        with pytest.raises(InputError, match="holds none of the model's parameters"):
+            accumulate(model, pairs([1.0]), mean_square, optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float32, "bfloat16", True])
+def test_autocast_takes_two_kinds_only(kind):
+    said = r"autocast: got .*; must be one of torch.bfloat16, torch.float16, or None"
+    with pytest.raises(InputError, match=said):
+        run(Scalar(), pairs([1.0]), autocast=kind)
 
 
 class TwoWeights(nn.Module):
@@ -187,6 +269,29 @@ def test_batches_of_any_form_are_split(inputs, expected):
     assert [len(targets) for _, targets in found] == [2] * (length // 2) + [1]
 
 
+@pytest.mark.parametrize("size", [0, -1, 2.0, "2", None, True, 2**70, torch.ones(2)])
+def test_a_micro_batch_size_that_makes_no_sense_is_refused(size):
+    with pytest.raises(InputError, match="size: got .*; must be a whole number of at least 1"):
+        micro_batches(torch.ones(4), torch.ones(4), size)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [(torch.ones(4), torch.ones(3)), ((torch.ones(4), torch.ones(3)), torch.ones(4)),
+     ({"a": torch.ones(2)}, [torch.ones(4)])],
+)  # fmt: skip
+def test_inputs_and_targets_of_different_lengths_are_refused(inputs, targets):
+    with pytest.raises(InputError, match="first dimensions are .* must be equal"):
+        micro_batches(inputs, targets, 2)
+
+
+@pytest.mark.parametrize("value", [["a", "b"], "ab", None, [], {}, torch.tensor(1.0), {"a": "b"}])
+def test_only_tensors_are_split(value):
+    for given_pair in ((value, torch.ones(2)), (torch.ones(2), value)):
+        with pytest.raises(InputError, match=r"(inputs|targets): got .* where a tensor is needed"):
+            micro_batches(*given_pair, 2)
+
+
 class Failing(nn.Module):
     """A model with statistics and masks that runs out of memory on one call of `forward`."""
 
@@ -238,6 +343,43 @@ def test_running_out_of_memory_in_a_window_leaves_no_trace(fails_at):
     assert found.outcome == "oom"
     assert same(facts(model, optimizer), before)
     assert all(p.grad is None for p in model.parameters())
+
+
+OVERLAPPING = {
+    "expanded": lambda memory: memory[:1].expand(5),
+    "expanded rows": lambda memory: memory[:3, None].expand(3, 4),
+    "windows": lambda memory: memory.unfold(0, 3, 1),
+    "every second": lambda memory: memory[::2],
+    "transposed": lambda memory: memory.view(2, 3).T,
+    "empty": lambda memory: memory[:0].expand(4, 0),
+}
+
+
+class Overlapping(nn.Module):
+    """Writes to the memory of its buffers, and fails."""
+
+    def __init__(self, form) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.memory = torch.arange(6.0)
+        self.register_buffer("mask", form(self.memory))
+        self.register_buffer("later", torch.zeros(2))
+
+    def forward(self, _inputs):
+        self.memory.add_(1)
+        self.later.add_(1)
+        raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("form", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_buffers_whose_elements_share_memory_are_put_back(form):
+    model = Overlapping(form)
+    mask, before = model.mask, model.mask.clone()
+    with pytest.raises(RuntimeError, match="planted"):
+        run(model, [(torch.ones(1), None)])
+    assert model.mask is mask
+    assert torch.equal(mask, before)
+    assert model.later.tolist() == [0, 0]
 
 
 def test_earlier_windows_stand_when_a_later_one_fails():

@@ -134,6 +134,46 @@ def test_a_lost_context_or_an_interrupt_above_an_oom_is_no_oom():
     assert not is_oom(interrupt)
 
 
+LOST = RuntimeError("CUDA error: device-side assert triggered")
+
+
+def groups(*members: Exception) -> list[ExceptionGroup]:
+    flat = ExceptionGroup("several", [ValueError("other"), *members])
+    return [flat, ExceptionGroup("outer", [KeyError("x"), ExceptionGroup("inner", [flat])])]
+
+
+@pytest.mark.parametrize("group", groups(RuntimeError(CUDA_TEXT)))
+def test_an_oom_in_a_group_of_any_depth_is_found(group):
+    assert oom_kind(group) == "gpu"
+
+    def fail() -> None:
+        raise group
+
+    done = attempt(fail)
+    assert (done.outcome, done.error_class, done.text) == ("oom", "RuntimeError", CUDA_TEXT)
+    outside = ValueError("no result")
+    outside.__cause__ = group
+    assert is_oom(outside)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_lost_context_anywhere_in_a_group_is_no_oom(order):
+    caused = ValueError("no result")
+    caused.__cause__ = LOST
+    for lost in (LOST, caused):
+        for group in groups(*[RuntimeError(CUDA_TEXT), lost][::order]):
+            assert is_context_lost(group)
+            assert not is_oom(group)
+
+
+def test_a_group_of_other_errors_or_with_an_interrupt_is_no_oom():
+    for group in groups(ValueError(CUDA_TEXT)):
+        assert not is_oom(group)
+        assert not is_context_lost(group)
+    interrupt = BaseExceptionGroup("stopped", [KeyboardInterrupt(), RuntimeError(CUDA_TEXT)])
+    assert not is_oom(interrupt)
+
+
 def test_not_supported_is_only_a_suspicion():
     assert suspected_limit(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.")) == (
         LIBRARY_LIMIT

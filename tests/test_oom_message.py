@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labhelpers.formats import GIB, MIB
+from labhelpers.inputs import InputError
 from labhelpers.oom_advice import advice
 from labhelpers.oom_check import Observed, check_oom_message
 from labhelpers.oom_message import OomMessage, parse_oom_message
@@ -110,6 +111,93 @@ def test_a_text_wrapped_by_a_terminal_or_quoted_by_a_worker_reads_the_same():
     assert parse_oom_message(wrapped) == parse_oom_message(quoted) == parsed("h200-cap")
 
 
+def red(text: str) -> str:
+    return f"\x1b[1m\x1b[31m{text}\x1b[0m"
+
+
+MARKS = {
+    "torchrun": "[rank0]: {}",
+    "torchrun, tee": "[default3]:{}",
+    "torchrun, traceback": "[rank12]: Traceback (most recent call last):\n[rank12]: {}",
+    "Ray": "(RayTrainWorker pid=1234, ip=10.0.0.1) {}",
+    "pytest": "    def test():\n>       step()\nE       {}\n\ntrain.py:3: OutOfMemoryError",
+    "pytest, one line": "E   {}",
+    "rank and pytest": "[rank0]: E   {}",
+    "mark": "\ufeff{}",
+    "mark and rank": "\ufeff[rank0]: {}",
+}
+
+
+@pytest.mark.parametrize("colour", [str, red], ids=["plain", "coloured"])
+@pytest.mark.parametrize("quoting", ["{}", "torch.OutOfMemoryError: {}"])
+@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
+def test_a_text_out_of_a_log_reads_like_the_errors_own(mark, quoting, colour):
+    # In the middle of a text the class name must stand before the words.
+    quoting = "RuntimeError: {}" if "\n" in mark and quoting == "{}" else quoting
+    own = quoting.format(CORPUS["h200-cap"]["text"])
+    assert parse_oom_message(mark.format(colour(own))) == parsed("h200-cap")
+    assert parse_oom_message(colour(mark.format(own))) == parsed("h200-cap")
+
+
+def test_marks_of_later_lines_colours_of_figures_and_hard_blanks_do_not_hide_figures():
+    text = CORPUS["h200-cap"]["text"]
+    assert parse_oom_message(text.replace(" ", "\xa0")) == parsed("h200-cap")
+    assert parse_oom_message("[rank0]: " + text.replace(" GiB ", "\n[rank0]: GiB ")) == (
+        parsed("h200-cap")
+    )
+    coloured = re.sub(r"(\d+\.\d+)", "\x1b[1;36m\\1\x1b[0m", text)
+    assert parse_oom_message(coloured) == parsed("h200-cap")
+
+
+def test_an_error_in_a_printed_group_is_read():
+    message = parse_oom_message(
+        "  + Exception Group Traceback (most recent call last):\n  | ExceptionGroup: all (1)\n"
+        "  +-+---------------- 1 ----------------\n"
+        "    | torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    assert message is not None
+    assert message.requested_bytes == 2 * GIB
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_bytes_are_decoded(encoding):
+    data = CORPUS["h200-cap"]["text"].encode(encoding)
+    assert parse_oom_message(data) == parse_oom_message(bytearray(data)) == parsed("h200-cap")
+    assert parse_oom_message(b"\xff\x00\x80") is None
+
+
+@pytest.mark.parametrize("given_value", [None, 5, ["CUDA out of memory."], RuntimeError("x")])
+def test_what_is_no_text_is_refused_in_one_line(given_value):
+    with pytest.raises(InputError, match=r"text: got .*; must be the text of an error"):
+        parse_oom_message(given_value)
+
+
+@pytest.mark.parametrize(
+    ("size", "size_bytes"),
+    [("1.50 TiB", 3 * 2**39), ("8.00 PiB", 2**53), ("100. KiB", 102_400), ("1.00 EiB", None)],
+)
+def test_every_size_that_numpy_prints_is_read(size, size_bytes):
+    message = parse_oom_message(f"Unable to allocate {size} for an array with shape (9,)")
+    assert message is not None
+    assert message.requested_bytes == size_bytes
+    message = parse_oom_message(f"CUDA out of memory. Tried to allocate {size}.")
+    assert message is not None
+    assert message.requested_bytes == size_bytes
+
+
+@pytest.mark.parametrize("mark", ["{}", *MARKS.values()])
+def test_marks_of_logs_make_no_message_of_a_users_own_text(mark):
+    for text in (
+        "the log says: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "see [rank0]: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "[see] CUDA out of memory.",
+        "EE   CUDA out of memory.",
+        "out of memory",
+    ):
+        assert parse_oom_message(mark.format(text)) is None, text
+        assert parse_oom_message(mark.format(red(text)).replace(" ", "\xa0")) is None, text
+
+
 def test_words_inside_a_sentence_are_no_message():
     for text in (
         "",
@@ -129,7 +217,7 @@ def test_a_second_message_lends_no_figures_to_the_first():
 
 
 @pytest.mark.parametrize(
-    "size", ["-5.00 GiB", "1.2.3 GiB", "5.00 TiB", "1,024.00 MiB", "9" * 30 + " bytes", "5.00GiB"]
+    "size", ["-5.00 GiB", "1.2.3 GiB", "5.00 ZiB", "1,024.00 MiB", "9" * 30 + " bytes", "5.00GiB"]
 )
 def test_a_size_that_no_release_prints_is_no_number(size):
     message = parse_oom_message(f"CUDA out of memory. Tried to allocate {size}.")
@@ -210,7 +298,7 @@ HOSTILE = st.one_of(
 def possible_sizes(text: str) -> set[int]:
     """Every size that a number of the text could stand for, in any unit."""
     numbers = re.findall(r"\d+(?:\.\d+)?", text.replace("\0", ""))
-    units = (1, 1024, MIB, GIB)
+    units = (1, 1024, MIB, GIB, 2**40, 2**50)
     return {
         int(number) * unit if number.isdigit() else round(float(number) * unit)
         for number in numbers
@@ -254,6 +342,8 @@ HOSTILE_10_KB = {
     "status": "CUDNN_A_" * 1_250,
     "mmap": "x.Error: unable to mmap 1 bytes from file a\n" * 227,
     "newlines": "\n" * 10_000,
+    "colours": "\x1b[" * 5_000 + "\x1b[0;0m" * 1_000,
+    "marks": "[rank0]: [rank1]: E   (a pid=1, ip=1.1\n" * 250,
     "spaces": "Allocation on device 0 would exceed allowed memory." + " " * 10_000,
     "NUL": "CUDA out of memory. GPU " + "\0" * 10_000,
     "messages": "CUDA out of memory. Tried to allocate 1.00 GiB. " * 210,

@@ -1,5 +1,8 @@
 """What is trained: FashionCNN to the parameter, models by name, batches of any form."""
 
+from collections import UserDict, namedtuple
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,6 +11,7 @@ from labhelpers.inputs import InputError
 from labhelpers.workloads import (
     FASHION_PARAMETERS,
     Workload,
+    as_pair,
     batch_length,
     call_model,
     count_parameters,
@@ -155,6 +159,52 @@ def test_a_batch_that_is_one_tensor_or_holds_other_things():
     assert batch_length(torch.zeros(4, 2)) == 4
     assert batch_length({"a": (torch.zeros(5),)}) == 5
     assert to_device(["text", 3, None], CPU) == ["text", 3, None]
+
+
+Both = namedtuple("Both", "a b")
+
+
+def test_named_tuples_keep_their_type():
+    moved = to_device(Both(torch.ones(3), {"c": [torch.ones(3)]}), CPU)
+    assert type(moved) is Both
+    assert batch_length(moved) == 3
+
+
+ENDLESS = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    ["x", "", b"xy", ["text"], {"x": "text"}, [], {}, None, 5, torch.tensor(1.0), np.ones((2, 3)),
+     np.ones(()), iter([torch.ones(2)]), ENDLESS],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_batch_without_a_tensor_has_no_length(inputs):
+    with pytest.raises(InputError, match="inputs: got .* where a tensor is needed") as caught:
+        batch_length(inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_is_not_called_with_the_letters_of_a_text():
+    with pytest.raises(InputError, match="inputs: got str 'ab' where a tensor is needed"):
+        call_model(TwoInputs(), "ab")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [{"x": torch.ones(2, 3), "y": torch.ones(2, 1)}, UserDict(a=1, b=2), "xy", torch.ones(2, 3),
+     [torch.ones(2)], (1, 2, 3), None, np.ones((2, 3)), {1, 2}],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_only_a_tuple_or_list_of_two_is_a_pair(batch):
+    with pytest.raises(InputError, match=r"batches: got .* must be a pair \(inputs, targets\)"):
+        as_pair(batch)
+
+
+def test_pairs_of_any_type_are_pairs():
+    for batch in ((1, 2), [1, 2], Both(1, 2)):
+        assert as_pair(batch) == (1, 2)
 
 
 def test_a_workload_is_frozen_and_has_defaults():

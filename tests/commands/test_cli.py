@@ -235,6 +235,14 @@ def test_a_failed_trial_is_exit_code_1_and_the_rest_is_measured(tmp_path):
     assert "batch 8 is the smallest" in output
 
 
+def test_a_loader_of_bare_tensors_is_refused_not_taken_apart(call):
+    workload = Path(__file__).parents[1] / "failing_workload.py"
+    options = ["--workload", f"{workload}:bare", "--batch-sizes", "8", "--repeats", "1"]
+    code, output, errors = call("sweep", *options, *CPU)
+    assert (code, output) == (2, "")
+    assert "each batch must be a pair (inputs, targets)" in errors.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
