@@ -15,6 +15,8 @@ PLAIN = "plain fp32"
 _RESNET50_IMAGE_BYTES = 90 * MIB  # a training step in FP32 at 3×224×224, without the fixed part
 _SHARE_OF_CARD = 0.4
 
+QUICK_NAMES = ("accumulation", "bf16", "checkpointing", "smaller input")
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -62,6 +64,8 @@ REMEDIES = (
 def chosen_remedies(spec: RemedySpec) -> list[Remedy]:
     """Return the remedies that were asked for, the plain step always among them.
 
+    Where none is named all apply, or the first ones to try for a quick look.
+
     Raises:
         InputError: a name that is none of them.
     """
@@ -69,7 +73,8 @@ def chosen_remedies(spec: RemedySpec) -> list[Remedy]:
     for name in spec.remedies or ():
         if name not in names:
             raise InputError(f"remedies: got {name!r}; must be among: {', '.join(names)}")
-    wanted = {PLAIN, *spec.remedies} if spec.remedies else set(names)
+    standard = QUICK_NAMES if spec.quick else names
+    wanted = {PLAIN, *(spec.remedies or standard)}
     return [remedy for remedy in REMEDIES if remedy.name in wanted]
 
 

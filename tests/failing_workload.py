@@ -49,6 +49,7 @@ def without_data() -> Workload:
 
 def bare() -> Workload:
     return Workload(
-        "bare", lambda: nn.Linear(4, 4), image_batches((4,), 4), nn.functional.mse_loss,
+        "bare", lambda: nn.Linear(4, 4), lambda size, _: (torch.rand(size, 4),) * 2,
+        nn.functional.mse_loss,
         make_loader=lambda size, _: [torch.rand(2, 4)] * (IMAGES // size),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from labhelpers.records import RemedySpec, Trial, ask
 from labhelpers.remedies import ALLOCATOR, Remedied, allocator_setting, measure_remedies
 from labhelpers.remedy_plan import (
     PLAIN,
+    QUICK_NAMES,
     REMEDIES,
     RESNET50,
     chosen_remedies,
@@ -353,3 +354,10 @@ def test_the_figure_has_two_panels_with_units(story):
     assert names[:2] == [PLAIN, "accumulation"]
     assert [round(bar.get_width()) for bar in left.patches][:2] == [1000, 400]
     assert len(png_bytes(figure)) > 10_000
+
+
+def test_a_quick_look_tries_fewer_remedies_and_every_name_is_one():
+    quick = [remedy.name for remedy in chosen_remedies(ask(RemedySpec, {"quick": True}))]
+    assert quick == [PLAIN, *QUICK_NAMES]
+    named = ask(RemedySpec, {"quick": True, "remedies": ["channels_last"]})
+    assert [remedy.name for remedy in chosen_remedies(named)] == [PLAIN, "channels_last"]
