@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labhelpers import accumulation_checks as checks
 from labhelpers.inputs import InputError
-from labhelpers.state import random_state, restore_random_state
+from labhelpers.state import random_state, restore_random_state, write_values
 from labhelpers.workloads import (
     Batch,
     Loss,
@@ -248,8 +248,7 @@ def _traceless(
 ) -> Iterator[None]:
     """Begin and end without gradients; after an error put back all but the update itself."""
     _drop_gradients(model, optimizer)
-    cells = [_cells(buffer.detach()) for buffer in model.buffers()]
-    buffers = [(cell, cell.clone()) for cell in cells]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
     chance = random_state()
     try:
@@ -271,26 +270,10 @@ def _put_back(
     restore_random_state(chance)
     with torch.no_grad():
         for buffer, kept in buffers:
-            buffer.copy_(kept)
+            write_values(buffer, kept)
     if scaler is not None and scaler.is_enabled():
         with suppress(AssertionError):  # nothing was scaled yet
             scaler.update(scaler.get_scale())  # forgets that gradients were unscaled already
-
-
-def _cells(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor's memory in which no element stands for two.
-
-    torch refuses to write to a tensor that was expanded, or whose windows overlap; then the
-    view is the span of memory, in one dimension, that the tensor lies in.
-    """
-    if tensor.is_nested or tensor.layout != torch.strided or not tensor.numel():
-        return tensor
-    reached, overlaps = 0, False
-    sides = zip(tensor.stride(), tensor.shape, strict=True)
-    for stride, length in sorted(side for side in sides if side[1] > 1):
-        overlaps = overlaps or stride <= reached
-        reached += stride * (length - 1)
-    return tensor.as_strided((reached + 1,), (1,)) if overlaps else tensor
 
 
 def _drop_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -49,7 +49,7 @@ def restore_state(
     """
     with torch.no_grad():
         for name, tensor in _tensors(model).items():
-            _write(tensor, state.tensors[name])
+            write_values(tensor, state.tensors[name])
     for name, parameter in model.named_parameters():
         gradient = state.gradients[name]
         parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
@@ -65,9 +65,12 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _write(tensor: Tensor, saved: Tensor) -> None:
-    """Copy saved values in, also where elements of the tensor share memory (a view)."""
-    if tensor.layout is not torch.strided:
+def write_values(tensor: Tensor, saved: Tensor) -> None:
+    """Copy saved values in, also where elements of the tensor share memory (a view).
+
+    torch refuses to write to a tensor that was expanded, or whose windows overlap.
+    """
+    if tensor.is_nested or tensor.layout is not torch.strided:
         tensor.copy_(saved)
         return
     target, source = _once(tensor, tensor), _once(saved.expand(tensor.shape), tensor)
@@ -82,7 +85,7 @@ def _write(tensor: Tensor, saved: Tensor) -> None:
 
 def _once(tensor: Tensor, like: Tensor) -> Tensor:
     """Return a tensor without what `like`, of the same shape, only repeats (`expand`)."""
-    if like.layout is not torch.strided:
+    if like.is_nested or like.layout is not torch.strided:
         return tensor
     for dim, step in enumerate(like.stride()):
         if step == 0 and tensor.size(dim) > 1:
