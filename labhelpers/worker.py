@@ -62,6 +62,19 @@ class TimeLimit(Exception):
     """A call took longer than it may."""
 
 
+class _OneChildPool(pebble.ProcessPool):  # type: ignore[misc]
+    """A pool that does not replace its child when that dies: the pool is closed then.
+
+    A replacement would be ended while it starts, and its last words would stand among ours.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        manager = self._pool_manager.worker_manager
+        create = [manager.create_workers]
+        manager.create_workers = lambda: create.pop()() if create else None  # type: ignore[method-assign]
+
+
 class Worker:
     """Run functions in one warm child process, one at a time.
 
@@ -125,7 +138,7 @@ class Worker:
         self.close()
         # The kernel ends the child with the thread that started it, so one thread stays for it.
         self._starter = ThreadPoolExecutor(max_workers=1)
-        self._pool = pebble.ProcessPool(
+        self._pool = _OneChildPool(
             max_workers=1,
             context=WorkerContext(),
             initializer=prepare_child,
