@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from labhelpers.headless import FIRST_LOOK
 from labhelpers import report
 from labhelpers.inputs import InputError
 from labhelpers.report import (
@@ -155,3 +156,10 @@ def test_bare_papermill_stops_at_a_misspelt_parameter_too(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1
     assert "InputError: unknown parameter 'batch_size'; did you mean 'batch_sizes'?" in done.stderr
+
+
+def test_a_quick_report_leaves_out_the_ladder_alone():
+    quick, every = find_notebooks(FIRST_LOOK), find_notebooks([])
+    assert [path for path in every if path not in quick] == [every[-2]]
+    assert every[-2].stem == "05_why_the_plateau"
+    assert quick[-1] == every[-1]
