@@ -47,8 +47,8 @@ def collect(folder: Path, asked: argparse.Namespace) -> None:
     given = {
         "device": asked.device, "feed": asked.feed, "repeats": asked.passes,
         "batch_sizes": ARTICLE_BATCH_SIZES if gpu else CPU_BATCH_SIZES,
-        "images": asked.images or (6000 if gpu else 256), "data_dir": asked.data_dir,
-        "synthetic": asked.synthetic,
+        "images": asked.images or (20_000 if gpu else 256), "data_dir": asked.data_dir,
+        "synthetic": asked.synthetic, "limits": False,
     }  # fmt: skip
     for number in range(asked.collect):
         path = folder / f"run-{number + 1:02d}"

@@ -32,7 +32,8 @@ def ours(asked: argparse.Namespace) -> dict[str, Any]:
     return {
         "batch_size": report.largest, "with_headroom": report.with_headroom,
         "seconds": report.search_s, "start_s": report.start_s, "ooms": report.oom_count,
-        "tries": len(report.trials), "closed": report.result.closed,
+        "tries": len(report.result.probes), "closed": report.result.closed,
+        "proofs": len(report.trials) - len(report.result.probes),
         "monotonic": report.monotonic,
         "sizes": [_tried(probe) for probe in report.to_dict()["probes"]],
     }  # fmt: skip

@@ -54,7 +54,9 @@ def cases(total_bytes: int) -> list[Case]:
         Case("mobilenet_v3_large", f"{vision}:mobilenet_v3_large", int(4.2 * GIB), **images),
         Case("vit_b_16", f"{vision}:vit_b_16", 8 * GIB, **images),
         Case("transformer", f"{HERE / 'finder_models.py'}:token_transformer", 4 * GIB),
-        Case("FashionCNN", "fashion_cnn", int(1.4 * GIB), most_probes=12, exact=False),
+        Case(
+            "FashionCNN", "fashion_cnn", int(1.4 * GIB), most_ooms=12, most_probes=12, exact=False
+        ),
     ]  # fmt: skip
 
 
@@ -125,11 +127,12 @@ def line(name: str, found: dict[str, Any], true_size: int, seconds: float | None
         return f"  {name:<22} {found['error']}"
     share = f"{found['batch_size'] / true_size:6.1%}" if true_size and found["batch_size"] else "-"
     ratio = f"{seconds / found['seconds']:5.2f}×" if seconds and found["seconds"] else "     -"
-    start = f" (+ {found['start_s']:.1f} to start)" if "start_s" in found else ""
+    start = f" (+ {found['start_s']:.1f} s to start)" if "start_s" in found else ""
+    proofs = f" (+ {found['proofs']} for the headroom)" if found.get("proofs") else ""
     return (
         f"  {name:<22} {found['batch_size'] or 0:>6} {share:>7} of the truth "
         f"{found['seconds']:>6.2f} s {ratio} {found['tries']:>3} tries {found['ooms']:>3} OOMs"
-        f"{start}  {' '.join(map(str, found['sizes']))}"
+        f"{proofs}{start}  {' '.join(map(str, found['sizes']))}"
     )
 
 

@@ -34,7 +34,9 @@ def command(log: Path, *arguments: str, timeout_s: float = 900) -> int:
 
 def tests(out: Path, _run: Path) -> int:
     """Run the tests that need a GPU."""
-    return command(out / "tests.log", "-m", "pytest", "-m", "gpu", "tests/gpu", "-v")
+    return command(
+        out / "tests.log", "-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "--durations=15"
+    )
 
 
 def benchmark(name: str, *options: str) -> Callable[[Path, Path], int]:

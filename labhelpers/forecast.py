@@ -14,13 +14,17 @@ Reading = tuple[int, int]
 
 FALL_SHARE = 0.02
 """Share by which a peak must lie below that of a smaller batch to count as fallen."""
+FLOOR_SHARE = 0.02
+"""Share of a peak by which it must lie above the line through larger sizes to be left out."""
+FIXED_SHARE = 0.4
+"""Largest share of a peak that may be fixed if a line through two sizes is to be trusted."""
 FLAT_SHARE = 0.02
 """A line whose growth makes up less than this share of the peak predicts nothing."""
-STRETCH = 0.0075
+STRETCH = 0.015
 """Error of an extrapolation per multiple of the largest size seen.
 
-1.5 % at twice that size and 3 % at four times: the median errors of lines through three
-probes over 1,017 published models.
+3 % at twice that size and 6 % at four times: twice the median errors of lines through three
+probes over 1,017 published models, because two probes are often all there is.
 """
 DOUBT_SHARE = 0.0001
 LEAST_SPREAD = 0.1
@@ -35,7 +39,7 @@ Tuned on traces of a simulated caching allocator; a wrong value costs probes, ne
 """
 NARROW_GAP = 0.02
 """Share of the size below which a gap is skipped on the way up: its upper end is tried."""
-FAILURE_SPREAD = 0.1
+FAILURE_SPREAD = 0.05
 """How far a failure's own figures may mislead: a share of what they take away."""
 SEGMENT_BYTES = 2 * 2**20
 """What torch's allocator takes from the device at least, and a multiple of which it takes."""
@@ -56,10 +60,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Where memory is believed to end: a Cauchy law over batch sizes."""
+    """Where memory is believed to end: a Cauchy law over batch sizes, and not above `top`."""
 
     center: float
     spread: float
+    top: float = math.inf
 
     def quantile(self, low: float, high: float, share: float) -> float:
         """Return the size below which the limit lies with probability `share`.
@@ -68,7 +73,7 @@ class Forecast:
         by themselves when a trial contradicts the guess.
         """
         below = math.atan((low - self.center) / self.spread)
-        above = math.atan((high - self.center) / self.spread)
+        above = math.atan((min(high, max(self.top, low)) - self.center) / self.spread)
         return self.center + self.spread * math.tan(below + share * (above - below))
 
 
@@ -106,13 +111,47 @@ def has_fallen(readings: Sequence[Reading]) -> bool:
     return len(latest_regime(readings)) < len(readings)
 
 
+def above_the_floor(readings: Sequence[Reading]) -> Sequence[Reading]:
+    """Leave out small sizes whose peak something else than the batch sets; keep at least two.
+
+    Parameters and the optimizer's step take as much at any size: until activations outgrow
+    them, a peak lies above the line through those of larger sizes.
+    """
+    while len(readings) > 2:
+        (size, peak), *larger = readings
+        line = fit_line(larger)
+        if line is None or peak - line.intercept - line.slope * size < FLOOR_SHARE * peak:
+            break
+        readings = larger
+    return readings
+
+
+def proportional(readings: Sequence[Reading], limit_bytes: int) -> float:
+    """Return the size that fits if every byte grew with the batch; the real one is seldom less."""
+    size, peak = max(readings)
+    return size * limit_bytes / peak
+
+
+def is_settled(readings: Sequence[Reading]) -> bool:
+    """Tell whether a line through these peaks may be followed far.
+
+    Through two sizes it may if the batch makes up most of the larger one's peak. Otherwise the
+    smaller one's may come from elsewhere, and the line is too flat; a third one shows it.
+    """
+    regime = above_the_floor(latest_regime(readings))
+    line = fit_line(regime)
+    if line is None:
+        return False
+    return len(regime) > 2 or line.intercept <= FIXED_SHARE * regime[-1][1]
+
+
 def forecast(readings: Sequence[Reading], limit_bytes: int) -> Forecast | None:
     """Guess the size at which these peaks reach the limit; None without readings.
 
     Anchored at the largest size. A single reading, or peaks that do not grow, give the size
     that would fit if every byte grew with the batch: the real one is seldom smaller.
     """
-    regime = latest_regime(readings)
+    regime = above_the_floor(latest_regime(readings))
     if not regime:
         return None
     size, peak = regime[-1]
@@ -182,15 +221,15 @@ def below_failures(
         return guess
     slope = _growth_of_need(readings, failures)
     # Just above the limit a whole segment is missing, not the bytes of one sample.
-    center = min(high - (missing - SEGMENT_BYTES) / slope, high - 1)
-    if guess is not None and guess.center <= center:
-        return guess
+    top = min(high - (missing - SEGMENT_BYTES) / slope, high - 1)
     low = readings[-1][0]
-    if center <= low:  # that size ran: steps grow with what the failure was wrong by
-        spread = LEAST_SPREAD + SEGMENT_BYTES / slope + low - center
-        return Forecast(low, min(spread, (high - low) / 2))
-    doubt = FAILURE_SPREAD * (high - center) + SEGMENT_BYTES / 2 / slope
-    return Forecast(center, LEAST_SPREAD + doubt)
+    if top <= low:  # that size ran: steps grow with what the failure was wrong by
+        spread = min(LEAST_SPREAD + SEGMENT_BYTES / slope + low - top, (high - low) / 2)
+        return Forecast(low, spread, low + 4 * spread)
+    if guess is not None and guess.center <= top:
+        return Forecast(guess.center, guess.spread, top + 1)
+    doubt = FAILURE_SPREAD * (high - top) + SEGMENT_BYTES / 2 / slope
+    return Forecast(top, LEAST_SPREAD + doubt, top + 1)
 
 
 def _growth_of_need(readings: Sequence[Reading], failures: Sequence[Reading]) -> float:

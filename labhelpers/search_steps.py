@@ -12,7 +12,10 @@ from labhelpers.forecast import (
     believe,
     below_failures,
     has_fallen,
+    is_settled,
     is_squeezed,
+    latest_regime,
+    proportional,
 )
 from labhelpers.search_result import BOUNDS, EndedBy, ProbeResult
 
@@ -25,20 +28,20 @@ RISK_OF_THE_FIRST = 0.4
 RISK_AFTER_A_FALL = 0.5
 """The same where peaks fell with growing size: probes are what is scarce there."""
 FIRST_GROWTH = 16
-TRUSTED_GROWTH = 16
+TRUSTED_GROWTH = 4
 """Multiple of the largest size up to which a line is followed to the limit.
 
-Beyond it, first a quarter of the way is gone, by at most `LARGEST_GROWTH`.
+Beyond it, first so far or a quarter of the way is gone, by at most `LARGEST_GROWTH`.
 """
 LARGEST_GROWTH = 64
-GROWTH_AFTER_A_FALL = 1.5
 SURPRISE_GROWTH = 4
 """Factor of the step where the next size should have failed, and ran."""
+LEAST_GROWTH_AFTER_A_FALL = 1.05
 FREE_SHORT_STEPS = 8
 """Successes that may double nothing before the least step begins to double."""
-MOST_STALLS = 7
+MOST_STALLS = 2
 """Probes in a row that may fail to halve the range before it is halved by force."""
-MOST_STALLS_AFTER_A_FALL = 3
+MOST_STALLS_AFTER_A_FALL = 1
 NARROW = 4
 """Range that is halved at once after a fall: a guess could only creep through it."""
 
@@ -97,14 +100,16 @@ class State:
         self.probes.append(result)
         if result.outcome == "ok":
             self.low = result.batch_size
-            self.surprises += self.low >= self.expected
+            fell = len(latest_regime(self.main_readings)) == 1
+            self.surprises = 0 if fell else self.surprises + (self.low >= self.expected)
         else:
             self.high = result.batch_size
             self.bound = BOUNDS[result.outcome]
+        halved = high is not None and 2 * (self.high or high) - 2 * self.low <= high - low
         if high is None or self.high is None:
             self.short_steps += self.high is None and self.low < 2 * low
         else:
-            self.stalls = 0 if 2 * (self.high - self.low) <= high - low else self.stalls + 1
+            self.stalls = 0 if halved else self.stalls + 1
 
     def readings(self, name: str) -> list[Reading]:
         """Return size and peak of the sizes that ran, by size, where the peak was measured."""
@@ -141,15 +146,17 @@ def next_target(
         return start
     if state.high is None:
         guess = _guess(state, strategy, limit_bytes)
-        return 2 * state.low if guess is None else _upwards(state, guess)
+        return 2 * state.low if guess is None else _upwards(state, guess, limit_bytes or 0)
     if state.low == 0:
         return state.high / 2
     if strategy == "doubling":
         return None
-    guess = None if _must_halve(state) else _guess(state, strategy, limit_bytes)
+    guess = _guess(state, strategy, limit_bytes)
     # A failure that is not about memory may come anywhere, unless memory ends below it.
     if guess is None or (state.bound != "memory" and guess.center >= state.high):
         return (state.low + state.high) / 2
+    if _must_halve(state):
+        return (state.low + min(state.high, guess.top)) / 2
     return guess.quantile(state.low, state.high, _risk(state))
 
 
@@ -180,16 +187,37 @@ def _risk(state: State) -> float:
     return RISK_OF_THE_FIRST if state.high is None else RISK
 
 
-def _upwards(state: State, guess: Forecast) -> float:
+def _after_a_fall(state: State, cautious: float, limit_bytes: int) -> float:
+    """Return the next size up where peaks fell: as far as what is reserved and live allow.
+
+    Where the allocator has given back its caches already, the end lies anywhere between.
+    """
+    peaks, live = state.readings("peak_bytes") or state.main_readings, state.main_readings
+    reserved = proportional(peaks, limit_bytes)
+    if len(latest_regime(live)) > 1 and not is_squeezed(peaks, live, limit_bytes):
+        return cautious
+    least = LEAST_GROWTH_AFTER_A_FALL * state.low
+    if reserved >= least:
+        return reserved
+    return max(least, (state.low + proportional(live, limit_bytes)) / 2)
+
+
+def _upwards(state: State, guess: Forecast, limit_bytes: int) -> float:
     """Return the next size while nothing has failed, and note what was expected."""
     state.expected = guess.center
+    readings = state.readings("peak_bytes") or state.main_readings
     cautious = guess.quantile(state.low, math.inf, _risk(state))
     if state.has_fallen:
-        target = GROWTH_AFTER_A_FALL * state.low
+        target = _after_a_fall(state, cautious, limit_bytes)
     elif len(state.main_readings) == 1:
         target = min(cautious, FIRST_GROWTH * state.low)
+    elif not is_settled(readings):
+        target = min(
+            cautious, max(proportional(readings, limit_bytes), guess.center / TRUSTED_GROWTH)
+        )
     elif guess.center > TRUSTED_GROWTH * state.low:
-        target = min(guess.center / 4, LARGEST_GROWTH * state.low)
+        far = max(guess.center / TRUSTED_GROWTH, TRUSTED_GROWTH * state.low)
+        target = min(far, LARGEST_GROWTH * state.low)
     else:
         target = cautious
     if guess.center < state.low + 1:

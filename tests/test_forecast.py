@@ -25,8 +25,8 @@ def test_a_fall_of_more_than_two_percent_counts():
 
 
 def test_the_guess_lies_between_its_two_bounds():
-    live = [(n, 100 + 10 * n) for n in (2, 20)]
-    reserved = [(n, 110 + 11 * n) for n in (2, 20)]
+    live = [(n, 100 + 10 * n) for n in (10, 80)]
+    reserved = [(n, 110 + 11 * n) for n in (10, 80)]
     lower, upper = forecast(reserved, 1100), forecast(live, 1100)
     both = believe(reserved, live, 1100, None)
     assert None not in (lower, upper, both)

@@ -7,6 +7,7 @@ import statistics
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from predicates import Probe, fits_up_to, tried
@@ -33,7 +34,7 @@ def probe_bound(top: int) -> float:
     return 10 * math.log2(top) + 12
 
 
-def test_120_made_up_memories(capsys):
+def test_140_made_up_memories(capsys):
     """Exact on every monotonic one, with at most two failures on 95 % of them."""
     monotonic = []
     for memory in search_models.memories():
@@ -46,7 +47,7 @@ def test_120_made_up_memories(capsys):
             monotonic.append((memory.kind, result, plain))
         else:
             assert result.largest == search_models.TOP or not memory.fits(result.largest + 1)
-    assert len(monotonic) == 100
+    assert len(monotonic) == 120
     kinds, ours, theirs = zip(*monotonic, strict=True)
     probes = [statistics.mean(len(r.probes) for r in results) for results in (ours, theirs)]
     ooms = [statistics.mean(r.oom_count for r in results) for results in (ours, theirs)]
@@ -60,12 +61,40 @@ def test_120_made_up_memories(capsys):
         for apart in (True, False)
     )
     with capsys.disabled():
-        print(f"\nsearch over 100 monotonic memories: {probes[0]:.1f} probes, {ooms[0]:.2f} OOMs")
+        print(f"\nsearch over 120 monotonic memories: {probes[0]:.1f} probes, {ooms[0]:.2f} OOMs")
         print(f"doubling and halving: {probes[1]:.1f} probes, {ooms[1]:.2f} OOMs")
         print(f"{few:.0%} with <= 2 OOMs ({hard:.0%} where an allocator keeps caches)")
     assert few >= 0.95
     assert probes[0] < 0.6 * probes[1]
     assert ooms[0] < 0.35 * ooms[1]
+
+
+# Probes and out-of-memory failures allowed on what five models took of an H200. Peaks of
+# FashionCNN fall twice, because other kernels run where memory is short.
+RECORDED = {
+    "resnet50": (6, 1), "mobilenet_v3_large": (8, 2), "vit_b_16": (8, 2),
+    "small transformer": (10, 3), "FashionCNN": (12, 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", search_models.recorded(), ids=lambda memory: memory.name)
+def test_recorded_memories(memory):
+    result = search_models.search_recorded(memory)
+    probes, ooms = RECORDED[memory.name]
+    assert (result.largest, result.closed) == (memory.largest, True)
+    assert len(result.probes) <= probes, tried(result)
+    assert result.oom_count <= ooms, tried(result)
+
+
+@pytest.mark.parametrize("memory", search_models.recorded(), ids=lambda memory: memory.name)
+def test_recorded_memories_with_other_readings(memory):
+    """Another end by up to 1 %, peaks wrong by up to 0.2 %: still exact, with not many more."""
+    probes, ooms = RECORDED[memory.name]
+    found = [search_models.search_shaken(memory, seed) for seed in range(30)]
+    assert all(result.closed for result in found)
+    assert statistics.median(len(result.probes) for result in found) <= probes
+    assert max(len(result.probes) for result in found) <= 2 * probes
+    assert statistics.median(result.oom_count for result in found) <= ooms
 
 
 @settings(max_examples=300, deadline=None)
