@@ -128,13 +128,10 @@ def how(report: BatchSizeReport) -> str:
         return text
     if round(fit.slope) <= 0:
         return f"{text} The peaks do not grow with the batch, or by less than can be told apart."
-    sizes = [probe.batch_size for probe in report.result.successes]
-    parts = [
-        abs(residual) / (fit.intercept + fit.slope * size)
-        for size, residual in zip(sizes, fit.residuals, strict=False)
-        if fit.intercept + fit.slope * size > 0
-    ]
-    worst = f", at most {show_share(max(parts))} off" if parts else ""
+    successes = report.result.successes
+    peaks = [probe.peak_bytes or probe.live_bytes or 0 for probe in successes]
+    off = max(map(abs, fit.residuals), default=0.0)
+    worst = f", off by at most {show_bytes(off)} ({show_share(off / max(peaks))} of the largest)"
     return (
         f"{text} The line through the peaks: {show_bytes(fit.intercept)} and "
         f"{show_bytes(fit.slope)} a sample{worst}."

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from labhelpers.ceilings import describe_share, work_from
@@ -28,6 +29,10 @@ from labhelpers.tables import flags
 
 _FASTER, _SLOWER, _YARDSTICK, _NO_CHANGE = "#0b5cad", "#c81e3a", "#9aa0a6", "#6f9bd1"
 _UNCHANGED = 1.02
+_LEGEND = {
+    _FASTER: "faster than its base", _NO_CHANGE: "as fast, within 2 % or noise",
+    _SLOWER: "slower", _YARDSTICK: "a yardstick, not a rung",
+}  # fmt: skip
 
 
 def rungs_table() -> pd.DataFrame:
@@ -70,6 +75,8 @@ def ladder_figure(rows: Sequence[Row], title: str) -> Figure:
         _panel(axes, {row.rung: row for row in of_size(rows, size)}, names, size)
     for axes in grid[len(sizes) :]:
         axes.remove()
+    handles = [Patch(color=colour, label=label) for colour, label in _LEGEND.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
@@ -89,7 +96,7 @@ def _panel(axes: Axes, rows: Mapping[str, Row], names: Sequence[str], size: int)
     axes.invert_yaxis() if not axes.yaxis_inverted() else None
     axes.set_title(f"batch {size:,}", fontsize=10)
     axes.set_xlabel("images/s (median)")
-    axes.set_xlim(0, 1.5 * max((row.images_per_s or 0 for row in rows.values()), default=1) or 1)
+    axes.set_xlim(0, 1.65 * max((row.images_per_s or 0 for row in rows.values()), default=1) or 1)
     axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
     axes.grid(True, axis="x", alpha=0.25)
 

@@ -356,7 +356,7 @@ def test_peaks_that_do_not_grow_have_no_bytes_a_sample(second_mib):
     said = narrative.how(flat)
     assert said.endswith("The peaks do not grow with the batch, or by less than can be told apart.")
     assert "bytes a sample" not in said
-    assert "MiB a sample, at most" in narrative.how(report(USUAL))
+    assert "MiB a sample, off by at most" in narrative.how(report(USUAL))
 
 
 def test_cards_stand_beside_the_articles():
