@@ -42,7 +42,7 @@ _SWEEP_OPTIONS = (
     ("--order", "article (up, down, up), ascending, descending or shuffled."),
     ("--seed", "Seed of weights and shuffling; default 42."),
     ("--learning-rate", "Adam's learning rate; default 1e-3."),
-    ("--share", "Share of the best speed that the sweet spot must reach; default 0.93."),
+    ("--share", "Share of the best speed that the sweet spot must reach; default 93%."),
     ("--data-dir", "Where FashionMNIST lies; default data."),
     ("--trial-timeout-s", "Seconds after which a trial is ended; default 600."),
 )

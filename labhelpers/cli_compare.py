@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from labhelpers.inputs import InputError, to_number
+from labhelpers.inputs import InputError, to_share
 
 
 @click.command()
@@ -53,7 +53,7 @@ def share(name: str, text: str) -> float:
     """Read a limit such as `5%` or `0.05`; InputError for anything else, `5` included."""
     percent = text.strip().endswith("%")
     with suppress(ValueError):
-        value = to_number(text.strip().removesuffix("%")) / (100 if percent else 1)
+        value = to_share(text)
         if value >= 0 and (percent or value < 1):
             return value
     raise InputError(f"{name}: got {text!r}; must be a share from 0 on, such as 5% or 0.05")

@@ -26,7 +26,7 @@ _OPTIONS = (
     ("--optimizer", "optimizer", "One of torch's, such as adamw or sgd; default Adam."),
     ("--max", "max_batch_size", "Largest size to try."),
     ("--dataset-size", "dataset_size", "Samples in the data set: no batch is larger."),
-    ("--headroom", "headroom", "Share of the memory to keep free; default 0.1."),
+    ("--headroom", "headroom", "Share of the memory to keep free; default 10%."),
     ("--multiple-of", "multiple_of", "Only multiples of this, such as 8."),
     ("--limit", "limit_bytes", "Memory to stay within, such as 8GiB; default what is free."),
     ("--iterations", "num_iterations", "Training steps of each probe; default 5, at least 3."),

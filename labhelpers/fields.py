@@ -13,6 +13,7 @@ from labhelpers.inputs import (
     to_number,
     to_repeats,
     to_shape,
+    to_share,
     to_sizes,
     to_text,
 )
@@ -24,7 +25,8 @@ Text = Annotated[str, BeforeValidator(to_text)]
 Sizes = Annotated[tuple[int, ...], BeforeValidator(to_sizes)]
 Shape = Annotated[tuple[int, ...], BeforeValidator(to_shape)]
 Names = Annotated[tuple[str, ...], BeforeValidator(to_names)]
-Share = Annotated[Number, Field(gt=0, le=1)]
+Share = Annotated[float, BeforeValidator(to_share), Field(gt=0, le=1)]
+Headroom = Annotated[float, BeforeValidator(to_share), Field(ge=0, lt=1)]
 Positive = Annotated[Integer, Field(ge=1)]
 Seconds = Annotated[Number, Field(gt=0)]
 Repeats = Annotated[int | Literal["auto"], BeforeValidator(to_repeats)]

@@ -99,6 +99,13 @@ def to_number(value: Any) -> float:
     return number
 
 
+def to_share(value: Any) -> float:
+    """Convert 0.1, '0.1' and '10%' to a share, as `to_number` does with a number."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return to_number(value.strip().removesuffix("%")) / 100
+    return to_number(value)
+
+
 def to_text(value: Any) -> str:
     """Convert text and paths to text; ValueError for numbers, lists and nothing."""
     if isinstance(value, str) and value.strip() and "\0" not in value:

@@ -80,9 +80,8 @@ class Sizes:
 class State:
     """What is known so far: `low` ran (0: none yet), `high` failed (None: none yet).
 
-    `bound` names what `high` failed of; `expected` is where
-    memory was last guessed to end on the way up, and `surprises` counts the sizes that ran
-    from there on.
+    `bound` names what `high` failed of; `expected` is where memory was last guessed to end on
+    the way up, and `surprises` counts the sizes that ran from there on, since peaks last fell.
     """
 
     probes: list[ProbeResult] = field(default_factory=list)
@@ -205,23 +204,26 @@ def _after_a_fall(state: State, cautious: float, limit_bytes: int) -> float:
 def _upwards(state: State, guess: Forecast, limit_bytes: int) -> float:
     """Return the next size while nothing has failed, and note what was expected."""
     state.expected = guess.center
-    readings = state.readings("peak_bytes") or state.main_readings
-    cautious = guess.quantile(state.low, math.inf, _risk(state))
-    if state.has_fallen:
-        target = _after_a_fall(state, cautious, limit_bytes)
-    elif len(state.main_readings) == 1:
-        target = min(cautious, FIRST_GROWTH * state.low)
-    elif not is_settled(readings):
-        target = min(
-            cautious, max(proportional(readings, limit_bytes), guess.center / TRUSTED_GROWTH)
-        )
-    elif guess.center > TRUSTED_GROWTH * state.low:
-        far = max(guess.center / TRUSTED_GROWTH, TRUSTED_GROWTH * state.low)
-        target = min(far, LARGEST_GROWTH * state.low)
-    else:
-        target = cautious
+    target = _reach(state, guess, limit_bytes)
     if guess.center < state.low + 1:
         # The next size should fail. If it runs, and the next, the steps grow.
         target = max(target, state.low + SURPRISE_GROWTH**state.surprises)
     # Peaks that always promise the end at the next size must not make the search creep.
     return max(target, state.low + (1 << max(0, state.short_steps - FREE_SHORT_STEPS)))
+
+
+def _reach(state: State, guess: Forecast, limit_bytes: int) -> float:
+    """Return how far upwards the peaks may be followed in one step."""
+    low = state.low
+    cautious = guess.quantile(low, math.inf, _risk(state))
+    if state.has_fallen:
+        return _after_a_fall(state, cautious, limit_bytes)
+    if len(state.main_readings) == 1:
+        return min(cautious, FIRST_GROWTH * low)
+    part = guess.center / TRUSTED_GROWTH
+    readings = state.readings("peak_bytes") or state.main_readings
+    if not is_settled(readings):
+        return min(cautious, max(proportional(readings, limit_bytes), part))
+    if part > low:
+        return min(max(part, TRUSTED_GROWTH * low), LARGEST_GROWTH * low)
+    return cautious

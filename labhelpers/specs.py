@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labhelpers.fields import (
     Boolean,
+    Headroom,
     Integer,
     Names,
     Number,
@@ -153,7 +154,7 @@ class FinderSpec(Spec):
     max_batch_size: Positive | None = None
     num_iterations: Positive = 5
     strategy: Literal["exact", "doubling", "bisect"] = "exact"
-    headroom: Annotated[Number, Field(ge=0, lt=1)] = 0.1
+    headroom: Headroom = 0.1
     multiple_of: Positive = 1
     powers_of_two: Boolean = False
     limit_bytes: Positive | None = None

@@ -48,6 +48,10 @@ BAD: dict[Any, list[tuple[Any, str]]] = {
         ("much", "must be a number"), (True, "must be a number"),
         ("inf", "must be a finite number"), ([0.5], "must be a number"),
     ],
+    inputs.to_share: [
+        ("much", "must be a number"), (True, "must be a number"), ("much%", "must be a number"),
+        ("inf", "must be a finite number"), ([0.5], "must be a number"), ("%", "must be a number"),
+    ],
     inputs.to_repeats: [
         ("many", "must be a number"), (1.5, "must be a whole number"),
         (0, "must be greater than or equal to 1"), (1001, "must be less than or equal to 1000"),
@@ -201,6 +205,9 @@ COMMANDS = [
     ("find x:y --effective none", "--effective: got 'none'; must be a whole number of at least 1"),
     ("find x:y --input 0,1", f"input_shape: got '0,1'; {NO_SHAPE}"),
     ("find x:y --headroom 1", "headroom: got '1'; must be less than 1"),
+    ("find x:y --headroom 100%", "headroom: got '100%'; must be less than 1"),
+    ("find x:y --headroom 10", "headroom: got '10'; must be less than 1"),
+    ("sweep --share 110%", "share: got '110%'; must be less than or equal to 1"),
     ("swep", "No such command 'swep'. Did you mean 'sweep'?"),
 ]  # fmt: skip
 

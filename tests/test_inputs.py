@@ -18,6 +18,7 @@ from labhelpers.inputs import (
     to_boolean,
     to_integer,
     to_number,
+    to_share,
     to_sizes,
     to_text,
 )
@@ -195,6 +196,19 @@ def test_other_things_are_no_whole_numbers(given, said):
 )
 def test_numbers_are_converted(given, number):
     assert to_number(given) == number
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [("10%", 0.1), (" 93 % ", 0.93), ("0.1", 0.1), (0.5, 0.5), ("100%", 1.0)]
+)
+def test_shares_may_be_given_in_percent(given, share):
+    assert to_share(given) == share
+
+
+@pytest.mark.parametrize("given", ["%", "ten%", "10%%", True, None, "nan%"])
+def test_other_things_are_no_shares(given):
+    with pytest.raises(ValueError, match="must be a (finite )?number"):
+        to_share(given)
 
 
 @pytest.mark.parametrize("given", [True, 1, 1.0, "true", "True", " YES ", "on", "1"])
