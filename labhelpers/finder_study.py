@@ -106,15 +106,14 @@ class ProbeLine:
     """Show the probes of a search in one line that changes, in a notebook."""
 
     def __init__(self) -> None:
-        from IPython.display import HTML, display
+        from labhelpers.notebooks import ChangingLine
 
-        self._html = HTML
-        self._handle = display(HTML("starting …"), display_id=True)
+        self._line = ChangingLine("starting …")
         self._done = 0
 
     def __call__(self, progress: FinderProgress) -> None:
         self._done += progress.trial is not None
-        self._handle.update(self._html(f"{many(self._done, 'probe')} done; {self._now(progress)}"))
+        self._line.change(f"{many(self._done, 'probe')} done; {self._now(progress)}")
 
     def _now(self, progress: FinderProgress) -> str:
         trial, size = progress.trial, f"batch {progress.batch_size:,}"

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
+from IPython import get_ipython
+from IPython.core.interactiveshell import ExecutionResult
 from IPython.display import HTML, Image, Markdown, display
 from matplotlib.figure import Figure
 
@@ -144,11 +146,33 @@ def say(text: str) -> None:
     display(Markdown(text))
 
 
+class ChangingLine:
+    """A line under a cell that changes while the cell works, and ends as plain text."""
+
+    def __init__(self, first: str) -> None:
+        self._handle = display(HTML(first), display_id=True)
+        self._changed = False
+        if (shell := get_ipython()) is not None:
+            shell.events.register("post_run_cell", self._cell_ended)
+
+    def change(self, line: str) -> None:
+        """Show another text in its place."""
+        self._changed = True
+        self._handle.update(HTML(line))
+
+    def _cell_ended(self, result: ExecutionResult) -> None:
+        """Do not leave the first words behind a cell that had nothing to measure."""
+        if (shell := get_ipython()) is not None:
+            shell.events.unregister("post_run_cell", self._cell_ended)
+        if result.success and not self._changed:
+            self.change("nothing was left to measure: the run holds it")
+
+
 class NotebookProgress:
-    """Show a sweep's progress in one line that changes; it ends as plain text."""
+    """Show a sweep's progress in one line that changes."""
 
     def __init__(self) -> None:
-        self._handle = display(HTML("starting the worker …"), display_id=True)
+        self._line = ChangingLine("starting the worker …")
 
     def __call__(self, progress: Progress) -> None:
         left = progress.remaining_s
@@ -159,4 +183,4 @@ class NotebookProgress:
         line = f"{progress.done} of {progress.total} trials done{current}{time_left}"
         if progress.done == progress.total:
             line = f"{progress.total} of {progress.total} trials done"
-        self._handle.update(HTML(line))
+        self._line.change(line)

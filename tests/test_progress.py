@@ -1,9 +1,13 @@
 """Progress: a bar on a terminal, single lines in a log, and one line for a failure."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
+from IPython.core.events import EventManager
+from IPython.display import HTML
 
+from labhelpers import notebooks
 from labhelpers.progress import TerminalProgress, describe_failure
 from labhelpers.records import Trial
 from labhelpers.sweep import Planned, Progress
@@ -66,3 +70,54 @@ def test_a_failure_is_told_in_one_line():
     assert describe_failure(FAILED) == "batch 64, repeat 2: timeout: too long"
     without_text = Trial(kind="sweep", batch_size=8, outcome="error", error_class="ValueError")
     assert describe_failure(without_text) == "batch 8, repeat 1: error: ValueError"
+
+
+# In a notebook
+
+
+class Line:
+    """What a display handle does, and what it shows."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def update(self, shown: HTML) -> None:
+        self.text = shown.data
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Return a shell's events and the line that is displayed under its cell."""
+    events = EventManager(None, {"post_run_cell": lambda _: None})
+    line = Line()
+
+    def display(shown: HTML, **_: object) -> Line:
+        line.update(shown)
+        return line
+
+    monkeypatch.setattr(notebooks, "get_ipython", lambda: SimpleNamespace(events=events))
+    monkeypatch.setattr(notebooks, "display", display)
+    return events, line
+
+
+@pytest.mark.parametrize(
+    ("success", "left"),
+    [(True, "nothing was left to measure: the run holds it"), (False, "starting the worker …")],
+)
+def test_a_cell_that_measured_nothing_does_not_end_with_its_first_words(cell, success, left):
+    events, line = cell
+    notebooks.NotebookProgress()
+    assert line.text == "starting the worker …"
+    events.trigger("post_run_cell", SimpleNamespace(success=success))
+    assert line.text == left
+    assert events.callbacks["post_run_cell"] == []
+
+
+def test_a_cell_that_measured_ends_with_what_it_did(cell):
+    events, line = cell
+    told = notebooks.NotebookProgress()
+    told(Progress(3, 1, Planned(64, 0, 0, "host"), remaining_s=4.0))
+    assert line.text == "1 of 3 trials done, batch 64, host, about 4.00 s left"
+    told(Progress(3, 3, None))
+    events.trigger("post_run_cell", SimpleNamespace(success=True))
+    assert line.text == "3 of 3 trials done"
