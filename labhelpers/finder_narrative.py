@@ -151,8 +151,8 @@ def split_in_words(report: BatchSizeReport, effective: int) -> str:
         which = many(more, "micro-batch", "micro-batches")
         said = f"{which} of {larger:,} and {len(pieces) - more} of {smaller:,}"
     return (
-        f"For an effective batch of {effective:,}: {said}, then one update "
-        f"(gradient accumulation over {len(pieces)} steps)."
+        f"For an effective batch of {effective:,}, at most {size:,} at a time: {said}, then one "
+        f"update (gradient accumulation over {len(pieces)} steps)."
     )
 
 

@@ -312,8 +312,8 @@ def test_the_answer_in_words():
     )
     assert "8 probes, 2 of them out of memory, in 4.00 s" in narrative.how(found)
     assert narrative.split_in_words(found, 1024) == (
-        "For an effective batch of 1,024: 16 micro-batches of 64, then one update "
-        "(gradient accumulation over 16 steps)."
+        "For an effective batch of 1,024, at most 82 at a time: 16 micro-batches of 64, then one "
+        "update (gradient accumulation over 16 steps)."
     )
     assert "no accumulation" in narrative.split_in_words(found, 64)
     assert "84 is the smallest that is nearly as fast" in narrative.speed(found)
