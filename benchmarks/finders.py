@@ -51,12 +51,12 @@ def cases(total_bytes: int) -> list[Case]:
             "resnet50", f"{vision}:resnet50", int(0.0572 * total_bytes), **images, most_ooms=2,
             peers=True,
         ),
-        Case("mobilenet_v3_large", f"{vision}:mobilenet_v3_large", int(4.2 * GIB), **images),
-        Case("vit_b_16", f"{vision}:vit_b_16", 8 * GIB, **images),
-        Case("transformer", f"{HERE / 'finder_models.py'}:token_transformer", 4 * GIB),
         Case(
             "FashionCNN", "fashion_cnn", int(1.4 * GIB), most_ooms=12, most_probes=12, exact=False
         ),
+        Case("mobilenet_v3_large", f"{vision}:mobilenet_v3_large", int(4.2 * GIB), **images),
+        Case("vit_b_16", f"{vision}:vit_b_16", 8 * GIB, **images),
+        Case("transformer", f"{HERE / 'finder_models.py'}:token_transformer", 4 * GIB),
     ]  # fmt: skip
 
 
