@@ -7,7 +7,8 @@ PIP_OPTIONS ?=
 # Options for the report, such as: make report REPORT="--quick --device cpu"
 REPORT ?=
 READY := $(VENV)/.ready
-WAITING := tests/browser tests/commands tests/faults tests/notebooks
+PAGES := tests/browser tests/notebooks
+PROCESSES := tests/commands tests/faults
 # Set to 1 to install from requirements-ci.txt, every file checked by its hash.
 HASHED ?=
 # What `make compare` compares: the run with the baseline.
@@ -29,10 +30,12 @@ quick: $(READY)  ## A first look in a minute or two
 
 test: $(READY) lint types  ## Run every test
 	@mkdir -p build
-	@# Those that mostly wait for processes run beside the others: two cores are enough for both.
-	@$(BIN)/python -m pytest $(WAITING) > build/waiting-tests.log 2>&1 & waiting=$$!; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(WAITING)); others=$$?; \
-	wait $$waiting; waiting=$$?; cat build/waiting-tests.log; exit $$((others ? others : waiting))
+	@# They mostly wait for processes: three at a time keep two cores busy.
+	@$(BIN)/python -m pytest $(PAGES) > build/tests-1.log 2>&1 & pages=$$!; \
+	$(BIN)/python -m pytest $(PROCESSES) > build/tests-2.log 2>&1 & processes=$$!; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(PAGES) $(PROCESSES)); failed=$$?; \
+	wait $$pages || failed=$$?; wait $$processes || failed=$$?; \
+	cat build/tests-1.log build/tests-2.log; exit $$failed
 
 data: $(READY)  ## Fetch and verify FashionMNIST
 	$(BIN)/labhelpers data

@@ -20,6 +20,7 @@ FIXED_SHARE = 0.4
 """Largest share of a peak that may be fixed if a line through two sizes is to be trusted."""
 FLAT_SHARE = 0.02
 """A line whose growth makes up less than this share of the peak predicts nothing."""
+FLAT_GROWTH = 2
 STRETCH = 0.015
 """Error of an extrapolation per multiple of the largest size seen.
 
@@ -156,8 +157,10 @@ def forecast(readings: Sequence[Reading], limit_bytes: int) -> Forecast | None:
         return None
     size, peak = regime[-1]
     line = fit_line(regime)
-    if line is None or line.slope * size < FLAT_SHARE * peak:
-        center = size * limit_bytes / peak
+    if line is None or _is_flat(regime, line):
+        center = proportional(regime, limit_bytes)
+        if len(regime) > 2:  # three sizes took the same: something else sets the peak
+            center = max(center, FLAT_GROWTH * size)
         return Forecast(center, LEAST_SPREAD + DOUBT_SHARE * center)
     center = size + (limit_bytes - peak) / line.slope
     stretch = STRETCH * max(center / size, 1.0) * max(center - size, 0.0)
@@ -205,15 +208,16 @@ def is_squeezed(peaks: Sequence[Reading], live: Sequence[Reading], limit_bytes: 
 
 def below_failures(
     guess: Forecast | None,
+    low: int,
     readings: Sequence[Reading],
     failures: Sequence[Reading],
     limit_bytes: int,
 ) -> Forecast | None:
     """Bring a guess down to what failures say: how many bytes too many their sizes needed.
 
-    `failures` are sizes that failed, the smallest first, and what each held and asked for when
-    it did. More may have been asked for later, so the limit lies at the size this gives, or
-    below it.
+    `low` is the largest size that ran, `failures` are sizes that failed, the smallest first, and
+    what each held and asked for when it did. More may have been asked for later, so the limit
+    lies at the size this gives, or below it.
     """
     high, needed = failures[0]
     missing = needed - limit_bytes
@@ -222,7 +226,6 @@ def below_failures(
     slope = _growth_of_need(readings, failures)
     # Just above the limit a whole segment is missing, not the bytes of one sample.
     top = min(high - (missing - SEGMENT_BYTES) / slope, high - 1)
-    low = readings[-1][0]
     if top <= low:  # that size ran: steps grow with what the failure was wrong by
         spread = min(LEAST_SPREAD + SEGMENT_BYTES / slope + low - top, (high - low) / 2)
         return Forecast(low, spread, low + 4 * spread)
@@ -261,6 +264,20 @@ def _believe_after_a_fall(
         return lower if since[-1][1] < (1 - ROOM_SHARE) * limit_bytes else upper
     ceiling = high
     return min(upper, lower, key=lambda guess: max(low - guess.center, guess.center - ceiling, 0.0))
+
+
+def _is_flat(readings: Sequence[Reading], line: Line) -> bool:
+    """Tell whether peaks grow too little to predict anything: less than they scatter.
+
+    Two peaks do not scatter; between them what counts is how small the growth is.
+    """
+    size, peak = readings[-1]
+    growth = line.slope * size
+    if len(readings) < 3:
+        return growth < FLAT_SHARE * peak
+    return growth <= 0 or (
+        growth < FLAT_SHARE * peak and growth < 10 * _typical_residual(readings, line)
+    )
 
 
 def _typical_residual(readings: Sequence[Reading], line: Line) -> float:

@@ -85,7 +85,7 @@ def search_largest(
 def _next_size(
     state: State, sizes: Sizes, strategy: Strategy, limit_bytes: int | None, start: int
 ) -> int | None:
-    target = next_target(state, strategy, limit_bytes, start)
+    target = next_target(state, strategy, limit_bytes, start, sizes.multiple_of)
     return None if target is None else sizes.pick(state.low, state.high, target)
 
 

@@ -40,8 +40,10 @@ LEAST_GROWTH_AFTER_A_FALL = 1.05
 FREE_SHORT_STEPS = 8
 """Successes that may double nothing before the least step begins to double."""
 MOST_STALLS = 2
-"""Probes in a row that may fail to halve the range before it is halved by force."""
+"""Probes in a row that may fail to halve the range before what is left below `top` is halved."""
 MOST_STALLS_AFTER_A_FALL = 1
+STALLS_TO_THE_END = 5
+"""The same, before the range itself is halved: `top` is a guess too."""
 NARROW = 4
 """Range that is halved at once after a fall: a guess could only creep through it."""
 
@@ -92,11 +94,13 @@ class State:
     surprises: int = 0
     short_steps: int = 0
     stalls: int = 0
+    failures_in_a_row: int = 0
 
     def add(self, result: ProbeResult) -> None:
         """Take in a result, and count the steps that brought little, upwards and between."""
         low, high = self.low, self.high
         self.probes.append(result)
+        self.failures_in_a_row = 0 if result.outcome == "ok" else self.failures_in_a_row + 1
         if result.outcome == "ok":
             self.low = result.batch_size
             fell = len(latest_regime(self.main_readings)) == 1
@@ -138,14 +142,17 @@ class State:
 
 
 def next_target(
-    state: State, strategy: Strategy, limit_bytes: int | None, start: int
+    state: State, strategy: Strategy, limit_bytes: int | None, start: int, grain: int = 1
 ) -> float | None:
-    """Return the size to try next, before it is fitted to the sizes allowed; None to stop."""
+    """Return the size to try next, before it is fitted to the sizes allowed; None to stop.
+
+    `grain` is what allowed sizes are multiples of: the least step.
+    """
     if not state.probes:
         return start
     if state.high is None:
         guess = _guess(state, strategy, limit_bytes)
-        return 2 * state.low if guess is None else _upwards(state, guess, limit_bytes or 0)
+        return 2 * state.low if guess is None else _upwards(state, guess, limit_bytes or 0, grain)
     if state.low == 0:
         return state.high / 2
     if strategy == "doubling":
@@ -153,6 +160,9 @@ def next_target(
     guess = _guess(state, strategy, limit_bytes)
     # A failure that is not about memory may come anywhere, unless memory ends below it.
     if guess is None or (state.bound != "memory" and guess.center >= state.high):
+        return (state.low + state.high) / 2
+    misled = state.failures_in_a_row > 1 and not state.has_fallen
+    if misled or state.stalls >= STALLS_TO_THE_END:
         return (state.low + state.high) / 2
     if _must_halve(state):
         return (state.low + min(state.high, guess.top)) / 2
@@ -169,7 +179,7 @@ def _guess(state: State, strategy: Strategy, limit_bytes: int | None) -> Forecas
         return guess
     if state.has_fallen and (len(failures) > 1 or is_squeezed(peaks, live, limit_bytes)):
         guess = None  # no peak says where the end is; the failures do
-    return below_failures(guess, state.main_readings, failures, limit_bytes)
+    return below_failures(guess, state.low, state.main_readings, failures, limit_bytes)
 
 
 def _must_halve(state: State) -> bool:
@@ -201,15 +211,15 @@ def _after_a_fall(state: State, cautious: float, limit_bytes: int) -> float:
     return max(least, (state.low + proportional(live, limit_bytes)) / 2)
 
 
-def _upwards(state: State, guess: Forecast, limit_bytes: int) -> float:
+def _upwards(state: State, guess: Forecast, limit_bytes: int, grain: int) -> float:
     """Return the next size while nothing has failed, and note what was expected."""
     state.expected = guess.center
     target = _reach(state, guess, limit_bytes)
-    if guess.center < state.low + 1:
+    if guess.center < state.low + grain:
         # The next size should fail. If it runs, and the next, the steps grow.
-        target = max(target, state.low + SURPRISE_GROWTH**state.surprises)
+        target = max(target, state.low + grain * SURPRISE_GROWTH**state.surprises)
     # Peaks that always promise the end at the next size must not make the search creep.
-    return max(target, state.low + (1 << max(0, state.short_steps - FREE_SHORT_STEPS)))
+    return max(target, state.low + (grain << max(0, state.short_steps - FREE_SHORT_STEPS)))
 
 
 def _reach(state: State, guess: Forecast, limit_bytes: int) -> float:

@@ -5,6 +5,7 @@ import math
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,26 @@ def search_or_fail(probe: Probe, **asked) -> SearchResult | NothingFits:
 def probe_bound(top: int) -> float:
     """The bound that the module promises whatever the peaks say."""
     return 10 * math.log2(top) + 12
+
+
+def test_sizes_without_peaks_do_not_make_the_search_creep():
+    def probe(size: int) -> ProbeResult:
+        if size > 3000:
+            return ProbeResult(size, "oom", needed_bytes=100 * 2**34)
+        return ProbeResult(size, "ok", 10**9 if size == 2 else None)
+
+    result = search_largest(probe, max_batch_size=60_000, limit_bytes=2**34)
+    assert result.largest == 3000
+    assert len(result.probes) <= 40
+
+
+def test_failures_are_read_where_no_success_has_a_peak():
+    def probe(size: int) -> ProbeResult:
+        if size < 100:
+            return ProbeResult(size, "ok")
+        return ProbeResult(size, "oom", needed_bytes=2**35)
+
+    assert search_largest(probe, max_batch_size=1000, limit_bytes=2**34).largest == 99
 
 
 def test_140_made_up_memories(capsys):
@@ -104,7 +125,7 @@ def test_any_peaks_give_the_exact_size(top, share, limit, data):
 
     def probe(size: int) -> ProbeResult:
         if size > largest:
-            return ProbeResult(size, "oom")
+            return ProbeResult(size, "oom", needed_bytes=data.draw(PEAKS))
         return ProbeResult(size, "ok", data.draw(PEAKS), data.draw(PEAKS))
 
     result = search_largest(probe, max_batch_size=top, limit_bytes=limit)
@@ -136,6 +157,51 @@ def test_peaks_that_always_mislead_stay_within_the_bound(top, share, distance, w
     assert len(result.probes) <= probe_bound(top)
 
 
+def bent_memory(dice: random.Random) -> tuple[Callable[[int], float], float]:
+    """Return what a size needs as a share of the limit, and what failures say: seldom a line."""
+    end, fixed = math.exp(dice.uniform(0, math.log(50_000))), dice.uniform(0, 0.97)
+    power = dice.choice([1.0, 1.0, dice.uniform(1, 2)])
+    knee, steeper = dice.uniform(0, end), dice.choice([0.0, 0.0, dice.uniform(0, 3)])
+    floor = dice.choice([0.0, 0.0, dice.uniform(0, 0.9)])
+
+    def bent(size: float) -> float:
+        return (size + steeper * max(0.0, size - knee)) ** power
+
+    def needed(size: int) -> float:
+        return max(floor, fixed + (1 - fixed) * bent(size) / bent(end + 0.5))
+
+    return needed, dice.choice([0.001, 0.05, math.inf])
+
+
+def test_bent_memories_take_fewer_probes_than_halving_and_never_creep():
+    """With knees, powers, floors, little growth, and failures just above the limit."""
+    limit, ours, plain = 2**34, [], []
+    for seed in range(400):
+        needed, over = bent_memory(random.Random(seed))
+
+        def probe(size: int, needed=needed, over=over) -> ProbeResult:
+            share = needed(size)
+            if share <= 1:
+                return ProbeResult(size, "ok", max(1, int(share * limit)))
+            return ProbeResult(size, "oom", needed_bytes=int(min(share, 1 + over) * limit) + 1)
+
+        for found, strategy in ((ours, "exact"), (plain, "bisect")):
+            found.append(search_or_fail(
+                probe, max_batch_size=60_000, limit_bytes=limit, strategy=strategy
+            ))  # fmt: skip
+        if isinstance(plain[-1], NothingFits):
+            assert isinstance(ours.pop(), type(plain.pop()))
+            continue
+        assert (ours[-1].largest, ours[-1].closed) == (plain[-1].largest, True)
+        assert len(ours[-1].probes) <= 2 * len(plain[-1].probes) + 6, tried(ours[-1])
+    probes, ooms = (
+        [statistics.mean(count(result) for result in results) for results in (ours, plain)]
+        for count in (lambda result: len(result.probes), lambda result: result.oom_count)
+    )
+    assert probes[0] < 0.7 * probes[1]
+    assert ooms[0] < 0.6 * ooms[1]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     top=TOPS,
@@ -149,7 +215,10 @@ def test_where_fitting_is_not_monotonic_the_next_size_failed(top, seed, often, s
         return random.Random(f"{seed} {size}").random() >= often
 
     def probe(size: int) -> ProbeResult:
-        return ProbeResult(size, "ok", slope * size) if fits(size) else ProbeResult(size, "oom")
+        if fits(size):
+            return ProbeResult(size, "ok", slope * size)
+        needed = random.Random(f"needed {seed} {size}").choice([None, 2**36 + 1, 2**37, slope])
+        return ProbeResult(size, "oom", needed_bytes=needed)
 
     result = search_or_fail(probe, max_batch_size=top, limit_bytes=2**36, strategy=strategy)
     assert len(result.probes) <= probe_bound(top)
