@@ -171,12 +171,8 @@ def samples(trials: Iterable[Trial]) -> tuple[Samples, Samples]:
     """
     groups = by_batch_size(t for t in trials if t.images_per_s and not cpu_was_busy(t))
     times = {size: [1 / (t.images_per_s or 1) for t in group] for size, group in groups.items()}
-    peaks = {
-        size: [
-            float(t.peak_allocated_bytes or 0) for t in group if (t.peak_allocated_bytes or 0) > 0
-        ]
-        for size, group in groups.items()
-    }
+    known = {size: [t.peak_allocated_bytes or 0 for t in group] for size, group in groups.items()}
+    peaks = {size: [float(p) for p in each if 0 < p < 2**63] for size, each in known.items()}
     return times, {size: values for size, values in peaks.items() if values}
 
 

@@ -7,7 +7,8 @@ is past the margin even after what the noise explains, and its median is past th
 Noise is how far the other repeats of a size lie above their best one, in both runs; at least
 as much as the middle one of three neighbouring sizes, because three repeats agree by luck now
 and then. Neighbours, not all sizes: where launches or a loader limit small batches, those are
-noisier by far than large ones that the GPU limits, and must not hide what changes there.
+noisier by far than large ones that the GPU limits, and must not hide what changes there. A new
+run that scatters more than its baseline is not forgiven without end for that: see `TRUST`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from dataclasses import dataclass
 
 from labhelpers.inputs import InputError
 
-NOISE_FACTOR = 3.0
+NOISE_FACTOR = 3.5
 """How much of the noise of three repeats is forgiven.
 
 `benchmarks/false_alarms.py` measures what comes of it: less than one false alarm in 100
 comparisons of nine batch sizes, on a GPU whose host is busy and on a CPU.
 """
+TRUST = 3
+"""Most times the baseline's noise that counts as noise of the new run; the rest is its fault."""
 NEIGHBOURS = 3
 
 Samples = Mapping[int, Sequence[float]]
@@ -96,7 +99,7 @@ def compare_sizes(
         failures: sizes whose trials failed in the new run, with how they ended; each has a row.
 
     Raises:
-        InputError: no size was repeated, so that nobody can tell a change from noise.
+        InputError: no size that both measured was repeated: nobody can tell a change from noise.
     """
     speed = changes(baseline[0], new[0], limits.max_slowdown)
     memory: dict[int, Change] = {}
@@ -105,7 +108,7 @@ def compare_sizes(
     ended = failures or {}
     return [
         SizeChange(size, speed.get(size), memory.get(size), ended.get(size))
-        for size in sorted({*baseline[0], *ended})
+        for size in sorted({*baseline[0], *baseline[1], *ended})
     ]
 
 
@@ -113,12 +116,12 @@ def changes(baseline: Samples, new: Samples, margin: float) -> dict[int, Change]
     """Judge one quantity (seconds or bytes: less is better) at every size that both measured.
 
     Raises:
-        InputError: no size was repeated in either run.
+        InputError: no size that both measured was repeated in either of them.
     """
+    baseline, new = _figures(baseline), _figures(new)
     sizes = sorted(size for size in baseline if baseline[size] and new.get(size))
-    noises = {size: above_best((baseline[size], new[size])) for size in sizes}
-    known = [value for value in noises.values() if value is not None]
-    if sizes and not known:
+    noises = {size: noise_of(baseline[size], new[size]) for size in sizes}
+    if sizes and all(noise is None for noise in noises.values()):
         raise InputError(
             "every batch size was measured once only, so a change cannot be told from noise; "
             "measure with --repeats 3"
@@ -129,12 +132,35 @@ def changes(baseline: Samples, new: Samples, margin: float) -> dict[int, Change]
     }
 
 
+def _figures(measured: Samples) -> dict[int, list[float]]:
+    """Leave out what is no measurement: nothing, less than that, and what is not finite."""
+    return {
+        size: [value for value in values if 0 < value < math.inf]
+        for size, values in measured.items()
+    }
+
+
+def noise_of(baseline: Sequence[float], new: Sequence[float]) -> float | None:
+    """Return how far repeats lie above their best one in two runs of a size; None without any."""
+    before, now = above_best([baseline]), above_best([new])
+    if before is None or now is None:
+        return now if before is None else before
+    repeats = len(baseline) + len(new) - 2
+    counted = (len(baseline) - 1) * before + (len(new) - 1) * min(now, TRUST * before)
+    return counted / repeats
+
+
 def noise_around(noises: Mapping[int, float | None], size: int) -> float:
-    """Return the noise of a size, at least that of the middle one of its nearest neighbours."""
+    """Return the noise of a size, at least that of the middle one of its nearest neighbours.
+
+    A size that was measured once is as noisy as the noisiest of them.
+    """
     known = sorted(other for other, noise in noises.items() if noise is not None)
     place = sum(other < size for other in known)
-    near = sorted(known, key=lambda other: abs(known.index(other) - place))[:NEIGHBOURS]
-    return max(noises[size] or 0.0, statistics.median(noises[other] or 0.0 for other in near))
+    nearest = sorted(known, key=lambda other: abs(known.index(other) - place))[:NEIGHBOURS]
+    near = [noises[other] or 0.0 for other in nearest] or [0.0]
+    own = noises[size]
+    return max(near) if own is None else max(own, statistics.median(near))
 
 
 def judged(baseline: Sequence[float], new: Sequence[float], margin: float, noise: float) -> Change:

@@ -62,6 +62,28 @@ def test_a_lucky_size_is_forgiven_as_much_as_a_typical_one():
     assert changes({4: baseline[4]}, {4: new[4]}, 0.05)[4].worse
 
 
+def test_an_outlier_of_the_new_run_does_not_excuse_its_other_repeats():
+    calm = {8: [1.0, 1.01, 1.02]}
+    assert changes(calm, {8: [2.0, 2.0, 6.0]}, 0.05)[8].worse
+    assert changes(calm, {8: [1.3, 1.31, 1.9]}, 0.05)[8].worse
+    assert changes(calm, {8: [1.3, 1.9, 6.0]}, 0.05)[8].worse
+    restless = {8: [1.0, 1.2, 1.3]}
+    assert not changes(restless, {8: [1.3, 1.31, 1.9]}, 0.05)[8].worse
+
+
+def test_a_size_measured_once_is_as_noisy_as_its_noisiest_neighbour():
+    baseline = {8: [1.0], 16: [1.0, 1.0, 1.0], 32: [1.0, 1.1, 1.2]}
+    new = {8: [1.2], 16: [1.0, 1.0, 1.0], 32: [1.0, 1.1, 1.2]}
+    assert not changes(baseline, new, 0.05)[8].worse
+
+
+def test_what_is_no_measurement_is_left_out():
+    odd = {8: [0.0, 1.0, 1.0, float("inf"), float("nan"), -1.0], 16: [float("nan")]}
+    assert changes({8: [1.0, 1.0], 16: [1.0, 1.0]}, odd, 0.05).keys() == {8}
+    rows = compare_sizes(({}, {8: [1.0, 1.0]}), ({}, {8: [9.0, 9.0]}), Limits())
+    assert [row.worse for row in rows] == [("needs more memory",)]
+
+
 def test_noisy_small_batches_do_not_hide_what_changes_at_large_ones():
     noisy = {size: [1.0, 1.1, 1.2] for size in NINE[:7]}
     calm = {size: [1.0, 1.002, 1.003] for size in NINE[7:]}
@@ -73,7 +95,7 @@ def test_noisy_small_batches_do_not_hide_what_changes_at_large_ones():
 def test_fewer_repeats_are_forgiven_more():
     allowed = [judged([1.0] * n, [1.0] * n, 0.05, 0.1).allowed for n in (1, 2, 3, 6, 12)]
     assert allowed == sorted(allowed, reverse=True)
-    assert allowed[2] == pytest.approx(1.05 * 2.718281828**0.3)
+    assert allowed[2] == pytest.approx(1.05 * 2.718281828**0.35)
 
 
 def test_a_single_repeat_everywhere_cannot_be_judged():
@@ -192,7 +214,7 @@ def test_a_run_that_is_no_slower_passes_and_writes_its_summary(call):
     ]  # fmt: skip
     text = Path("run/comparison/summary.md").read_text()
     assert "**No batch size got worse.**" in text
-    assert "| 64 | 5,941 images/s | 5,712 images/s | +4.0% | +4.0% | +9.8% |" in text
+    assert "| 64 | 5,941 images/s | 5,712 images/s | +4.0% | +4.0% | +10.6% |" in text
     assert Path("run/comparison/comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
