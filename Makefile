@@ -7,8 +7,9 @@ PIP_OPTIONS ?=
 # Options for the report, such as: make report REPORT="--quick --device cpu"
 REPORT ?=
 READY := $(VENV)/.ready
-PAGES := tests/browser tests/notebooks
-PROCESSES := tests/commands tests/faults
+# Tests that mostly wait for processes, in two equal parts.
+PAGES := tests/browser tests/notebooks tests/test_own_workload.py tests/test_trials.py
+PROCESSES := tests/commands tests/faults tests/test_finder.py tests/test_handback.py
 # Set to 1 to install from requirements-ci.txt, every file checked by its hash.
 HASHED ?=
 # What `make compare` compares: the run with the baseline.
@@ -30,7 +31,7 @@ quick: $(READY)  ## A first look in a minute or two
 
 test: $(READY) lint types  ## Run every test
 	@mkdir -p build
-	@# They mostly wait for processes: three at a time keep two cores busy.
+	@# Three at a time keep two cores busy.
 	@$(BIN)/python -m pytest $(PAGES) > build/tests-1.log 2>&1 & pages=$$!; \
 	$(BIN)/python -m pytest $(PROCESSES) > build/tests-2.log 2>&1 & processes=$$!; \
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(PAGES) $(PROCESSES)); failed=$$?; \
