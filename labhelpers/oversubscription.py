@@ -81,12 +81,13 @@ def judge_memory(rows: Iterable[Any], total_bytes: float, platform: str) -> list
 def best_safe_batch(judgements: Sequence[MemoryJudgement]) -> int | None:
     """Return the fastest batch below the first one that is suspected or certain.
 
-    Only rows that ran and were judged `no` count. Where no speed is known it is the largest of
+    Only rows that ran and were judged `no` count, and of each size its first. Where no speed is known it is the largest of
     them; None where no size is safe.
     """
     limit = min((j.batch_size for j in judgements if j.verdict != "no"), default=None)
     below = [j for j in judgements if limit is None or j.batch_size < limit]
-    safe = [j for j in below if j.outcome in (None, "ok")]
+    ran = [j for j in below if j.outcome in (None, "ok")]
+    safe = list({j.batch_size: j for j in reversed(ran)}.values())
     speeds = [(j.images_per_s, -j.batch_size) for j in safe if j.images_per_s is not None]
     if speeds:
         return -max(speeds)[1]

@@ -162,7 +162,9 @@ def _compare(
 ) -> Comparison:
     if row in runs[1:]:
         return Comparison(row, runs[0], is_repeat=True)
-    steady = _steady_below(row, rows, total_bytes)
+    # Later runs of the smallest size tell of drift: what ran before them is not held to them.
+    first = [other for other in rows if other not in runs[1:]]
+    steady = _steady_below(row, first, total_bytes)
     if not steady:
         larger = any(r.images_per_s and r.batch_size > row.batch_size for r in rows)
         return Comparison(row, None, drift, is_base=row in runs and larger)

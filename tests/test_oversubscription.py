@@ -535,3 +535,15 @@ def test_the_best_safe_batch_ran_and_was_not_doubted(rows, platform):
     mine = [j for j in judgements if j.batch_size == best]
     assert best is None or {j.verdict for j in mine} == {"no"}
     assert best is None or any(j.outcome in (None, "ok") for j in mine)
+
+
+def test_a_machine_that_became_faster_at_the_end_makes_no_earlier_size_a_fall():
+    """The smallest size was repeated last and ran faster: nothing before it fell."""
+    speeds = [(128, 4169.0), (256, 4508.0), (512, 5269.0), (1024, 3910.0), (128, 6669.0)]
+    rows = [
+        {"batch_size": size, "images_per_s": speed, "position": place, "outcome": "ok"}
+        for place, (size, speed) in enumerate(speeds)
+    ]
+    judgements = judge_memory(rows, 16 * 2**30, "linux")
+    assert [judged.causes for judged in judgements] == [(), (), (), ("undecided",), ()]
+    assert best_safe_batch(judgements) == 512
