@@ -81,8 +81,8 @@ def judge_memory(rows: Iterable[Any], total_bytes: float, platform: str) -> list
 def best_safe_batch(judgements: Sequence[MemoryJudgement]) -> int | None:
     """Return the fastest batch below the first one that is suspected or certain.
 
-    Only rows that ran and were judged `no` count, and of each size its first. Where no speed is known it is the largest of
-    them; None where no size is safe.
+    Only rows that ran and were judged `no` count, and of each size its first. Where no speed is
+    known it is the largest of them; None where no size is safe.
     """
     limit = min((j.batch_size for j in judgements if j.verdict != "no"), default=None)
     below = [j for j in judgements if limit is None or j.batch_size < limit]
