@@ -9,11 +9,14 @@ from typing import Any
 
 from labhelpers.comparison import Samples, SizeChange
 from labhelpers.distributed_records import SPEC_NAME, swept
+from labhelpers.formats import MIB, show_bytes
 from labhelpers.inputs import InputError, shown
 from labhelpers.records import Trial
 from labhelpers.store import RunDirectory
 from labhelpers.tables import by_batch_size, cpu_was_busy
 
+ROUGH_BYTES = 256 * MIB
+"""Peak on a CPU below which it is not compared: the heap's own steps are most of it."""
 DEVICE_FEED = "resident"
 """The one feed whose images lie on the device, so that the host's speed matters little."""
 
@@ -167,13 +170,20 @@ def samples(trials: Iterable[Trial]) -> tuple[Samples, Samples]:
     """Return seconds per image and peak bytes of each repeat, by batch size.
 
     Trials that other programs disturbed on the CPU are left out. Memory is what the allocator
-    gave out; where a size has none of it, it is left out.
+    gave out, on a CPU what the process grew by; where a size has none of it, or on a CPU less
+    than `ROUGH_BYTES`, it is left out.
     """
     groups = by_batch_size(t for t in trials if t.images_per_s and not cpu_was_busy(t))
     times = {size: [1 / (t.images_per_s or 1) for t in group] for size, group in groups.items()}
-    known = {size: [t.peak_allocated_bytes or 0 for t in group] for size, group in groups.items()}
-    peaks = {size: [float(p) for p in each if 0 < p < 2**63] for size, each in known.items()}
+    peaks = {size: [p for p in map(_peak, group) if p] for size, group in groups.items()}
     return times, {size: values for size, values in peaks.items() if values}
+
+
+def _peak(trial: Trial) -> float | None:
+    """Return the peak of a trial in bytes; None where it has none that can be compared."""
+    least = ROUGH_BYTES if trial.device == "cpu" else 1
+    peak = trial.peak_allocated_bytes or 0
+    return float(peak) if least <= peak < 2**63 else None
 
 
 def disturbed(trials: Iterable[Trial]) -> int:
@@ -248,7 +258,9 @@ def _no_peak(size: int, trials: Iterable[Trial]) -> str | None:
     peaks = [t.peak_allocated_bytes for t in group if t.peak_allocated_bytes is not None]
     if not peaks:
         return "no peak"
-    return None if max(peaks) > 0 else "a peak of 0"
+    if any(_peak(trial) for trial in group):
+        return None
+    return f"a peak below {show_bytes(ROUGH_BYTES)} on a CPU" if max(peaks) > 0 else "a peak of 0"
 
 
 def ended(trials: Iterable[Trial]) -> dict[int, str]:

@@ -4,11 +4,11 @@ Pure functions of figures. The best repeats of two runs are compared: a real cha
 repeat, a busy host only some, and never to the better. A size is worse only if its best repeat
 is past the margin even after what the noise explains, and its median is past the margin too.
 
-Noise is how far the other repeats of a size lie above their best one, in both runs; at least
-as much as the middle one of three neighbouring sizes, because three repeats agree by luck now
-and then. Neighbours, not all sizes: where launches or a loader limit small batches, those are
-noisier by far than large ones that the GPU limits, and must not hide what changes there. A new
-run that scatters more than its baseline is not forgiven without end for that: see `TRUST`.
+Noise is how far the other repeats of a size lie above their best one, in both runs. Three repeats
+agree by luck now and then, and one outlier makes much of it, so a size has at least the noise
+that is typical of sizes like it, and at most a few times that. Like it are those about as noisy
+as its neighbours: where launches or a loader limit small batches, these are noisier by far than
+large ones that the GPU limits, and must not hide what changes there.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from dataclasses import dataclass
 
 from labhelpers.inputs import InputError
 
-NOISE_FACTOR = 3.5
+NOISE_FACTOR = 2.8
 """How much of the noise of three repeats is forgiven.
 
 `benchmarks/false_alarms.py` measures what comes of it: less than one false alarm in 100
-comparisons of nine batch sizes, on a GPU whose host is busy and on a CPU.
+comparisons of nine batch sizes, on a GPU whose host is busy and on a noisy CPU.
 """
-TRUST = 3
-"""Most times the baseline's noise that counts as noise of the new run; the rest is its fault."""
 NEIGHBOURS = 3
+ALIKE = 6
+"""Factor within which the noise of other sizes is like that of a size's neighbours."""
+OUTLIER = 3
+"""Most times the typical noise that a size's own counts: more is an outlier's doing."""
 
 Samples = Mapping[int, Sequence[float]]
 
@@ -120,7 +122,7 @@ def changes(baseline: Samples, new: Samples, margin: float) -> dict[int, Change]
     """
     baseline, new = _figures(baseline), _figures(new)
     sizes = sorted(size for size in baseline if baseline[size] and new.get(size))
-    noises = {size: noise_of(baseline[size], new[size]) for size in sizes}
+    noises = {size: above_best((baseline[size], new[size])) for size in sizes}
     if sizes and all(noise is None for noise in noises.values()):
         raise InputError(
             "every batch size was measured once only, so a change cannot be told from noise; "
@@ -140,27 +142,20 @@ def _figures(measured: Samples) -> dict[int, list[float]]:
     }
 
 
-def noise_of(baseline: Sequence[float], new: Sequence[float]) -> float | None:
-    """Return how far repeats lie above their best one in two runs of a size; None without any."""
-    before, now = above_best([baseline]), above_best([new])
-    if before is None or now is None:
-        return now if before is None else before
-    repeats = len(baseline) + len(new) - 2
-    counted = (len(baseline) - 1) * before + (len(new) - 1) * min(now, TRUST * before)
-    return counted / repeats
-
-
 def noise_around(noises: Mapping[int, float | None], size: int) -> float:
-    """Return the noise of a size, at least that of the middle one of its nearest neighbours.
+    """Return the noise of a size as it counts: between what is typical and a few times that.
 
-    A size that was measured once is as noisy as the noisiest of them.
+    A size that was measured once has the typical noise, or its noisiest neighbour's if greater.
     """
-    known = sorted(other for other, noise in noises.items() if noise is not None)
+    known = {other: noise for other, noise in sorted(noises.items()) if noise is not None}
     place = sum(other < size for other in known)
-    nearest = sorted(known, key=lambda other: abs(known.index(other) - place))[:NEIGHBOURS]
-    near = [noises[other] or 0.0 for other in nearest] or [0.0]
+    by_distance = sorted(enumerate(known.values()), key=lambda pair: abs(pair[0] - place))
+    near = [noise for _, noise in by_distance[:NEIGHBOURS]] or [0.0]
+    middle = statistics.median(near)
+    alike = [noise for noise in known.values() if middle / ALIKE <= noise <= middle * ALIKE]
+    typical = max(middle, statistics.median(alike or [middle]))
     own = noises[size]
-    return max(near) if own is None else max(own, statistics.median(near))
+    return max(typical, max(near) if own is None else min(own, OUTLIER * typical))
 
 
 def judged(baseline: Sequence[float], new: Sequence[float], margin: float, noise: float) -> Change:

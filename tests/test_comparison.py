@@ -62,13 +62,12 @@ def test_a_lucky_size_is_forgiven_as_much_as_a_typical_one():
     assert changes({4: baseline[4]}, {4: new[4]}, 0.05)[4].worse
 
 
-def test_an_outlier_of_the_new_run_does_not_excuse_its_other_repeats():
-    calm = {8: [1.0, 1.01, 1.02]}
-    assert changes(calm, {8: [2.0, 2.0, 6.0]}, 0.05)[8].worse
-    assert changes(calm, {8: [1.3, 1.31, 1.9]}, 0.05)[8].worse
-    assert changes(calm, {8: [1.3, 1.9, 6.0]}, 0.05)[8].worse
-    restless = {8: [1.0, 1.2, 1.3]}
-    assert not changes(restless, {8: [1.3, 1.31, 1.9]}, 0.05)[8].worse
+def test_an_outlier_does_not_excuse_the_other_repeats():
+    calm = {size: [1.0, 1.01, 1.02] for size in NINE}
+    for times in ([2.0, 2.0, 6.0], [1.3, 1.31, 9.0]):
+        assert changes(calm, calm | {8192: times}, 0.05)[8192].worse
+    restless = {size: [1.0, 1.2, 1.3] for size in NINE}
+    assert not changes(restless, restless | {8192: [1.3, 1.31, 1.9]}, 0.05)[8192].worse
 
 
 def test_a_size_measured_once_is_as_noisy_as_its_noisiest_neighbour():
@@ -95,7 +94,7 @@ def test_noisy_small_batches_do_not_hide_what_changes_at_large_ones():
 def test_fewer_repeats_are_forgiven_more():
     allowed = [judged([1.0] * n, [1.0] * n, 0.05, 0.1).allowed for n in (1, 2, 3, 6, 12)]
     assert allowed == sorted(allowed, reverse=True)
-    assert allowed[2] == pytest.approx(1.05 * 2.718281828**0.35)
+    assert allowed[2] == pytest.approx(1.05 * 2.718281828**0.28)
 
 
 def test_a_single_repeat_everywhere_cannot_be_judged():
@@ -147,33 +146,39 @@ def test_noise_alone_gives_at_most_one_false_alarm_in_a_hundred(kind):
     assert alarms <= 0.01 * times
 
 
-RECORDED = json.loads((Path(__file__).parent / "data" / "recorded_passes_h200.json").read_text())
+DATA = Path(__file__).parent / "data"
+RECORDED = {
+    machine: json.loads((DATA / f"recorded_passes_{machine}.json").read_text())["passes"]
+    for machine in ("h200", "cpu")
+}
 
 
-def recorded_pairs(times: int) -> Iterator[tuple[dict[int, list[float]], dict[int, list[float]]]]:
-    """Draw two of twelve runs that one H200 with a busy host gave, three passes of each."""
-    chance = random.Random(2)
+def recorded_pairs(
+    machine: str, times: int
+) -> Iterator[tuple[dict[int, list[float]], dict[int, list[float]]]]:
+    """Draw two of the runs that one machine gave in a row, three passes of each."""
+    chance, passes = random.Random(2), RECORDED[machine]
     for _ in range(times):
         drawn = []
-        for run in chance.sample(range(12), 2):
+        for run in chance.sample(range(len(passes["32"])), 2):
             chosen = chance.sample(range(4), 3)
-            drawn.append({
-                int(size): [runs[run][number] for number in chosen]
-                for size, runs in RECORDED["passes"].items()
-            })  # fmt: skip
+            found = {int(size): [runs[run][n] for n in chosen] for size, runs in passes.items()}
+            # A pass that other programs disturbed is left out, as `samples` does.
+            drawn.append({size: [t for t in each if t is not None] for size, each in found.items()})
         yield drawn[0], drawn[1]
 
 
-def test_recorded_runs_give_at_most_one_false_alarm_in_a_hundred():
-    pairs = recorded_pairs(2000)
-    alarms = [size for pair in pairs for size, c in changes(*pair, 0.05).items() if c.worse]
-    assert len(alarms) <= 20
+@pytest.mark.parametrize("machine", RECORDED)
+def test_recorded_runs_give_at_most_one_false_alarm_in_a_hundred(machine):
+    pairs = recorded_pairs(machine, 2000)
+    alarms = sum(any(c.worse for c in changes(*pair, 0.05).values()) for pair in pairs)
+    assert alarms <= 20
 
 
 def test_recorded_runs_are_caught_when_the_gpu_takes_longer():
     """At 8,192 the GPU is the limit and the noise is small; at 32 the host hides much."""
     caught = dict.fromkeys(NINE, 0)
-    for before, now in recorded_pairs(500):
+    for before, now in recorded_pairs("h200", 500):
         slow = {size: [1.1 * time for time in times] for size, times in now.items()}
         for size, change in changes(before, slow, 0.05).items():
             caught[size] += change.worse
@@ -214,7 +219,7 @@ def test_a_run_that_is_no_slower_passes_and_writes_its_summary(call):
     ]  # fmt: skip
     text = Path("run/comparison/summary.md").read_text()
     assert "**No batch size got worse.**" in text
-    assert "| 64 | 5,941 images/s | 5,712 images/s | +4.0% | +4.0% | +10.6% |" in text
+    assert "| 64 | 5,941 images/s | 5,712 images/s | +4.0% | +4.0% | +9.5% |" in text
     assert Path("run/comparison/comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -438,6 +443,20 @@ def test_memory_that_cannot_be_judged_is_named(call, base, run, said):
     text = Path("run/comparison/summary.md").read_text()
     assert f"Memory was not compared: batch 64 ({said})." in text
     assert text.count("| ok, memory not compared |") == 1
+
+
+def test_small_peaks_of_a_cpu_are_too_rough_to_compare(call):
+    """Twelve runs in a row of a machine with two CPUs: peaks of 30 MiB moved by a third."""
+    make("base", device="cpu"), make("run", device="cpu")
+    rewrite("base", peak(128, 600 * 2**20))
+    rewrite("run", peak(32, 48 * 2**20)), rewrite("run", peak(128, 900 * 2**20))
+    code, output, _ = call("compare", "base", "run")
+    assert code == 1
+    assert "Worse. batch 128: needs more memory." in output
+    assert (
+        "Memory was not compared: batch 32, 64 (a peak below 256.0 MiB on a CPU in both runs)"
+        in output
+    )
 
 
 def test_without_any_memory_nothing_is_said_to_be_no_worse(call):
