@@ -20,7 +20,10 @@ FIXED_SHARE = 0.4
 """Largest share of a peak that may be fixed if a line through two sizes is to be trusted."""
 FLAT_SHARE = 0.02
 """A line whose growth makes up less than this share of the peak predicts nothing."""
+SCATTER = 10
+"""Times the typical residual that a small growth must be above to count all the same."""
 FLAT_GROWTH = 2
+"""Multiple of the largest size that is tried next where three sizes took the same."""
 STRETCH = 0.015
 """Error of an extrapolation per multiple of the largest size seen.
 
@@ -267,17 +270,11 @@ def _believe_after_a_fall(
 
 
 def _is_flat(readings: Sequence[Reading], line: Line) -> bool:
-    """Tell whether peaks grow too little to predict anything: less than they scatter.
-
-    Two peaks do not scatter; between them what counts is how small the growth is.
-    """
+    """Tell whether peaks grow too little to predict anything; three that lie on a line do."""
     size, peak = readings[-1]
     growth = line.slope * size
-    if len(readings) < 3:
-        return growth < FLAT_SHARE * peak
-    return growth <= 0 or (
-        growth < FLAT_SHARE * peak and growth < 10 * _typical_residual(readings, line)
-    )
+    scatters = growth <= SCATTER * _typical_residual(readings, line)
+    return growth < FLAT_SHARE * peak and (len(readings) < 3 or scatters)
 
 
 def _typical_residual(readings: Sequence[Reading], line: Line) -> float:

@@ -108,11 +108,10 @@ def _ask(probe: Callable[[int], ProbeResult], size: int) -> ProbeResult:
 
 
 def _result(state: State, sizes: Sizes, ended_by: EndedBy) -> SearchResult:
-    peaks = state.readings("peak_bytes") or state.readings("live_bytes")
     return SearchResult(
         probes=tuple(state.probes),
         largest=state.low,
-        fit=fit_line(peaks),
+        fit=fit_line(state.taken_readings),
         ended_by=ended_by,
         monotonic=not has_fallen(state.main_readings),
         closed=sizes.pick(state.low, state.high, state.low) is None,

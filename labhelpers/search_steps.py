@@ -100,19 +100,19 @@ class State:
         """Take in a result, and count the steps that brought little, upwards and between."""
         low, high = self.low, self.high
         self.probes.append(result)
-        self.failures_in_a_row = 0 if result.outcome == "ok" else self.failures_in_a_row + 1
         if result.outcome == "ok":
+            self.failures_in_a_row = 0
             self.low = result.batch_size
             fell = len(latest_regime(self.main_readings)) == 1
             self.surprises = 0 if fell else self.surprises + (self.low >= self.expected)
         else:
+            self.failures_in_a_row += 1
             self.high = result.batch_size
             self.bound = BOUNDS[result.outcome]
-        halved = high is not None and 2 * (self.high or high) - 2 * self.low <= high - low
         if high is None or self.high is None:
             self.short_steps += self.high is None and self.low < 2 * low
         else:
-            self.stalls = 0 if halved else self.stalls + 1
+            self.stalls = 0 if 2 * (self.high - self.low) <= high - low else self.stalls + 1
 
     def readings(self, name: str) -> list[Reading]:
         """Return size and peak of the sizes that ran, by size, where the peak was measured."""
@@ -124,6 +124,11 @@ class State:
     def main_readings(self) -> list[Reading]:
         """Return the live peaks, or the reserved ones where no live peak was measured."""
         return self.readings("live_bytes") or self.readings("peak_bytes")
+
+    @property
+    def taken_readings(self) -> list[Reading]:
+        """Return the reserved peaks, or the live ones where no reserved peak was measured."""
+        return self.readings("peak_bytes") or self.readings("live_bytes")
 
     @property
     def has_fallen(self) -> bool:
@@ -157,12 +162,9 @@ def next_target(
         return state.high / 2
     if strategy == "doubling":
         return None
-    guess = _guess(state, strategy, limit_bytes)
+    guess = None if _is_misled(state) else _guess(state, strategy, limit_bytes)
     # A failure that is not about memory may come anywhere, unless memory ends below it.
     if guess is None or (state.bound != "memory" and guess.center >= state.high):
-        return (state.low + state.high) / 2
-    misled = state.failures_in_a_row > 1 and not state.has_fallen
-    if misled or state.stalls >= STALLS_TO_THE_END:
         return (state.low + state.high) / 2
     if _must_halve(state):
         return (state.low + min(state.high, guess.top)) / 2
@@ -180,6 +182,12 @@ def _guess(state: State, strategy: Strategy, limit_bytes: int | None) -> Forecas
     if state.has_fallen and (len(failures) > 1 or is_squeezed(peaks, live, limit_bytes)):
         guess = None  # no peak says where the end is; the failures do
     return below_failures(guess, state.low, state.main_readings, failures, limit_bytes)
+
+
+def _is_misled(state: State) -> bool:
+    """Tell whether no guess is to be believed any more."""
+    failed_again = state.failures_in_a_row > 1 and not state.has_fallen
+    return failed_again or state.stalls >= STALLS_TO_THE_END
 
 
 def _must_halve(state: State) -> bool:
@@ -201,7 +209,7 @@ def _after_a_fall(state: State, cautious: float, limit_bytes: int) -> float:
 
     Where the allocator has given back its caches already, the end lies anywhere between.
     """
-    peaks, live = state.readings("peak_bytes") or state.main_readings, state.main_readings
+    peaks, live = state.taken_readings, state.main_readings
     reserved = proportional(peaks, limit_bytes)
     if len(latest_regime(live)) > 1 and not is_squeezed(peaks, live, limit_bytes):
         return cautious
@@ -231,9 +239,8 @@ def _reach(state: State, guess: Forecast, limit_bytes: int) -> float:
     if len(state.main_readings) == 1:
         return min(cautious, FIRST_GROWTH * low)
     part = guess.center / TRUSTED_GROWTH
-    readings = state.readings("peak_bytes") or state.main_readings
-    if not is_settled(readings):
-        return min(cautious, max(proportional(readings, limit_bytes), part))
+    if not is_settled(state.taken_readings):
+        return min(cautious, max(proportional(state.taken_readings, limit_bytes), part))
     if part > low:
         return min(max(part, TRUSTED_GROWTH * low), LARGEST_GROWTH * low)
     return cautious

@@ -79,7 +79,9 @@ def compare_rows(rows: Sequence[MemoryRow], total_bytes: float) -> list[Comparis
     """Compare each row with the largest smaller size inside the card whose speed held."""
     runs = _runs_of_smallest(rows)
     drift = _drift(runs)
-    return [_compare(row, rows, runs, drift, total_bytes) for row in rows]
+    # Later runs of the smallest size tell of drift: what ran before them is not held to them.
+    first = [row for row in rows if row not in runs[1:]]
+    return [_compare(row, first, runs, drift, total_bytes) for row in rows]
 
 
 def explain_fall(against: Comparison, verdict: str) -> dict[Cause, str]:
@@ -162,9 +164,7 @@ def _compare(
 ) -> Comparison:
     if row in runs[1:]:
         return Comparison(row, runs[0], is_repeat=True)
-    # Later runs of the smallest size tell of drift: what ran before them is not held to them.
-    first = [other for other in rows if other not in runs[1:]]
-    steady = _steady_below(row, first, total_bytes)
+    steady = _steady_below(row, rows, total_bytes)
     if not steady:
         larger = any(r.images_per_s and r.batch_size > row.batch_size for r in rows)
         return Comparison(row, None, drift, is_base=row in runs and larger)
