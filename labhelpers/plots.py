@@ -25,6 +25,8 @@ _FLAG = "#c81e3a"
 DPI = 144
 FAR_APART = 4
 """From this ratio of best speeds on, curves share a logarithmic axis."""
+ROOM_FOR_NAMES = 0.2
+"""Share of an axis left free beside its points, for the name at the right of the last one."""
 
 
 def batch_axis(axes: Axes, sizes: Sequence[int]) -> Axes:
@@ -67,6 +69,7 @@ def throughput_against_memory(curve: Curve, axes: Axes) -> Axes:
                 textcoords="offset points", xytext=(4, -11), fontsize=7, color=_OWN,
             )  # fmt: skip
     axes.set_xscale("log", base=2)
+    axes.margins(x=ROOM_FOR_NAMES)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("peak allocated (MiB)")
     axes.grid(True, alpha=0.25)

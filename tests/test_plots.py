@@ -23,11 +23,14 @@ PLOTS = (throughput, memory, step_time, throughput_against_memory)
 ARTICLE = article_curve()
 
 
-def own_curve(**facts: object) -> Curve:
+SPEEDS = {32: 20_000, 64: 30_000, 128: 33_000}
+
+
+def own_curve(speeds: dict[int, int] = SPEEDS, **facts: object) -> Curve:
     trials = [
-        Trial(kind="sweep", batch_size=size, images=1000, steps=1000 // size, epoch_s=1000 / speed,
-              **{"peak_allocated_bytes": size * 2**20} | facts)
-        for size, speed in {32: 20_000, 64: 30_000, 128: 33_000}.items()
+        Trial(kind="sweep", batch_size=size, images=1000, steps=-(-1000 // size),
+              epoch_s=1000 / speed, **{"peak_allocated_bytes": size * 2**20} | facts)
+        for size, speed in speeds.items()
     ]  # fmt: skip
     return Curve("a test (this machine)", sweep_table(trials), False, 1000, "a test")
 
@@ -118,6 +121,18 @@ def test_the_sweet_spot_is_marked_with_its_share_inside_the_axes(size):
     axes.figure.draw_without_rendering()
     extent, inside = label.get_window_extent(), axes.bbox
     assert inside.x0 <= extent.x0 < extent.x1 <= inside.x1
+
+
+@pytest.mark.parametrize("largest", [128, 8192, 1_048_576])
+def test_the_name_of_every_point_stays_inside_the_axes(largest):
+    own = own_curve(SPEEDS | {largest: 40_000})
+    figure = sheet("Batch sweep", PLOTS, [own, ARTICLE])
+    axes = figure.axes[PLOTS.index(throughput_against_memory)]
+    figure.draw_without_rendering()
+    extents = [name.get_window_extent() for name in axes.texts]
+    assert len(extents) == len(own.table)
+    assert all(axes.bbox.x0 <= e.x0 < e.x1 <= axes.bbox.x1 for e in extents)
+    assert all(axes.bbox.y0 <= e.y0 < e.y1 <= axes.bbox.y1 for e in extents)
 
 
 def test_a_figure_is_a_png_that_can_be_saved_anywhere(tmp_path):
