@@ -52,12 +52,13 @@ def steps(run: Path, data_dir: str, synthetic: bool, images: str) -> list[Step]:
 def call(step: Step, gpus: int, log: Path, seconds: float) -> int:
     """Run a step under torchrun within its time, its output into a log; return its exit code."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}")
+    paths = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
     with open(log, "w", encoding="utf-8") as stream:
         try:
             done = subprocess.run(
                 [sys.executable, *torchrun, *step.arguments], cwd=PROJECT, stdout=stream,
                 stderr=subprocess.STDOUT, timeout=min(seconds, step.timeout_s), check=False,
-                env=os.environ | {"PYTHONPATH": str(PROJECT)},
+                env=os.environ | {"PYTHONPATH": paths},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return 124
