@@ -26,7 +26,7 @@ help:  ## Show what there is
 report: $(READY)  ## Fetch the data, run the notebooks on the best device, write results/<run>/
 	$(BIN)/labhelpers report $(REPORT)
 
-quick: $(READY)  ## A first look in a minute or two
+quick: $(READY)  ## A first look: few sizes, one repeat (two minutes on a CPU)
 	$(BIN)/labhelpers report --quick $(REPORT)
 
 test: $(READY) lint types  ## Run every test

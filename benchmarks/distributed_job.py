@@ -1,6 +1,6 @@
 """The whole job for a machine with several GPUs: sweeps, scaling efficiency, the finder.
 
-    python benchmarks/distributed_job.py --run results/reference/NAME [--seconds 150]
+    python benchmarks/distributed_job.py --run results/reference/NAME [--seconds 240]
 
 FashionCNN goes into the named run, ResNet50 into one beside it (`NAME-resnet50`), logs into
 OUTPUT. NVLink multicast (NCCL_NVLS_ENABLE) stays as the environment has it.
@@ -45,7 +45,7 @@ def steps(run: Path, data_dir: str, synthetic: bool, images: str) -> list[Step]:
         Step("sweep_fashion_cnn", (*sweep, *fashion, *made_up, "--output", str(run)), 70),
         Step("sweep_resnet50", (*sweep, *resnet, "--workload", "benchmarks/resnet50.py:workload",
                                 "--output", str(beside)), 70),
-        Step("finder", ("benchmarks/distributed_finder.py", "--output", str(run)), 90),
+        Step("finder", ("benchmarks/distributed_finder.py", "--output", str(run)), 150),
     ]  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=PROJECT / "build" / "distributed_job")
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("--images", default="60000")
     parser.add_argument("--synthetic", action="store_true")

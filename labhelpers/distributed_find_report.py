@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 
 from labhelpers.distributed_finder import SharedSize
-from labhelpers.distributed_records import PROVEN, SEARCHED
+from labhelpers.distributed_records import PROVEN, ROOMY, SEARCHED
 from labhelpers.distributed_search import RankAnswer, ranks_of
 from labhelpers.distributed_tables import counted, seat
 from labhelpers.formats import show_bytes, show_rate, show_share
 from labhelpers.records import FinderSpec, Outcome, Trial
-from labhelpers.search import ProbeOutcome
+from labhelpers.search import ProbeOutcome, ProbeResult
 
 _AS_TRIAL: dict[ProbeOutcome, Outcome] = {
     "ok": "ok", "oom": "oom", "oversubscribed": "oom", "killed": "killed", "timeout": "timeout",
@@ -24,11 +24,18 @@ _AS_TRIAL: dict[ProbeOutcome, Outcome] = {
 def probe_table(found: SharedSize) -> pd.DataFrame:
     """Return one row a size tried, in order: how it ended on each rank, and the peaks, as text."""
     rows = [
-        {"batch per rank": f"{probe.batch_size:,}", "all ranks": probe.outcome}
+        {"to find": what, "batch per rank": f"{probe.batch_size:,}", "all ranks": probe.outcome}
         | {f"rank {rank}": _cell(answer) for rank, answer in enumerate(ranks_of(probe))}
-        for probe in found.search.probes
+        for what, probe in _probes(found)
     ]
     return pd.DataFrame(rows)
+
+
+def _probes(found: SharedSize) -> list[tuple[str, ProbeResult]]:
+    """Return all probes in order, each with what it was to find."""
+    roomy = () if found.roomy is None else found.roomy.probes
+    largest = [("the largest", probe) for probe in found.search.probes]
+    return largest + [(f"{show_share(found.headroom, 0)} free", probe) for probe in roomy]
 
 
 def _cell(answer: RankAnswer) -> str:
@@ -65,9 +72,10 @@ def finder_trials(
         "device": device.partition(":")[0], "world_size": found.world_size, "synthetic": True,
         "environment_id": environment_id,
     }  # fmt: skip
+    searched = len(found.search.probes)
     tried = [
-        _tried(probe.batch_size, position, rank, answer, about)
-        for position, probe in enumerate(found.search.probes)
+        _tried(probe.batch_size, position, rank, answer, about, roomy=position >= searched)
+        for position, (_, probe) in enumerate(_probes(found))
         for rank, answer in enumerate(ranks_of(probe))
     ]
     size, steps = found.batch_size, found.proven_steps
@@ -84,15 +92,16 @@ def finder_trials(
 
 
 def _tried(
-    size: int, position: int, rank: int, answer: RankAnswer, about: Mapping[str, Any]
-) -> Trial:
-    on_cpu = about["device"] == "cpu"
+    size: int, position: int, rank: int, answer: RankAnswer, about: Mapping[str, Any], *,
+    roomy: bool,
+) -> Trial:  # fmt: skip
+    on_cpu, purpose = about["device"] == "cpu", ROOMY if roomy else SEARCHED
     return Trial(
-        **about, variant=SEARCHED, batch_size=size, rank=rank, position=position,
+        **about, variant=purpose, batch_size=size, rank=rank, position=position,
         outcome=_AS_TRIAL[answer.outcome], peak_allocated_bytes=answer.live_bytes,
         peak_reserved_bytes=None if on_cpu else answer.peak_bytes, error_text=answer.text,
         details={
-            "purpose": SEARCHED, "search_outcome": answer.outcome,
+            "purpose": purpose, "search_outcome": answer.outcome,
             "limit_bytes": answer.limit_bytes, **_sizes(size, about),
         },
     )  # fmt: skip

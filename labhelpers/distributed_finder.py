@@ -14,7 +14,7 @@ from labhelpers.distributed import Team
 from labhelpers.distributed_search import Probe, ranks_of, search_together
 from labhelpers.distributed_training import Member, SharedStep, time_updates
 from labhelpers.distributed_trials import rehearse
-from labhelpers.finder_room import keep_heap_small
+from labhelpers.finder_room import keep_heap_small, memory_limit
 from labhelpers.host_memory import host_free_bytes
 from labhelpers.inputs import InputError
 from labhelpers.oom import Attempt, attempt
@@ -35,14 +35,17 @@ FEWEST_STEPS = 3
 class SharedSize:
     """The size all ranks agreed on: `largest` ran everywhere, `batch_size` leaves the headroom.
 
-    The answers of the ranks are the payloads of the probes. `update_s` is the time of an
-    update of all ranks at `batch_size`, gradients sent, over `proven_steps` of them.
+    The answers of the ranks are the payloads of the probes: `search` found the largest, and
+    `roomy` the one that leaves the headroom (None where no second search was needed).
+    `update_s` is the time of an update of all ranks at `batch_size`, gradients sent, over
+    `proven_steps` of them.
     """
 
     batch_size: int
     largest: int
     world_size: int
     search: SearchResult
+    roomy: SearchResult | None
     headroom: float
     limits_bytes: tuple[int | None, ...]
     update_s: float
@@ -95,13 +98,14 @@ def find_together(
         strategy=spec.strategy,
         maximum="dataset" if _data_set_ends_it(spec, team) else "maximum", **choices,
     )  # fmt: skip
-    size = with_headroom(found, spec.headroom, probe, team, limit, choices)
+    size, roomy = with_headroom(found, spec.headroom, probe, team, limit, choices)
     smaller = [probe.batch_size for probe in found.successes if probe.batch_size < size]
     proven, update_s = prove([size, *reversed(smaller)], step, workload, capture, team, iterations)
     limits = tuple(team.gather(limit))
     return SharedSize(
-        proven, found.largest, team.world_size, found, spec.headroom, limits, update_s, iterations
-    )
+        proven, found.largest, team.world_size, found, roomy, spec.headroom, limits, update_s,
+        iterations,
+    )  # fmt: skip
 
 
 def prove(
@@ -138,38 +142,47 @@ def _ready(
 def with_headroom(
     found: SearchResult, headroom: float, probe: Probe, team: Team, limit_bytes: int,
     choices: dict[str, Any],
-) -> int:  # fmt: skip
-    """Return the largest size that leaves a share of every rank's limit free, and that ran.
+) -> tuple[int, SearchResult | None]:  # fmt: skip
+    """Return the largest size that leaves a share of every rank's limit free, and its search.
 
-    It searches on between the sizes whose peaks are known already, while there is time.
+    It searches on from the sizes that are known to leave it, while there is time. On a GPU its
+    trials may not take more: the allocator then gives back what it only keeps, of which it
+    keeps the more the more there is.
 
     Raises:
         NothingFits: not even the smallest size leaves so much free.
     """
     if headroom == 0:
-        return found.largest
+        return found.largest, None
     allowed_bytes = int(limit_bytes * (1 - headroom))
     shared_bytes = min(team.gather(allowed_bytes))
-    peaks = {result.batch_size: result.peak_bytes or 0 for result in found.successes}
+    ran = found.successes
+    peaks = {result.batch_size: result.peak_bytes or 0 for result in ran}
+    live = {result.batch_size: result.live_bytes or result.peak_bytes or 0 for result in ran}
     roomy = [size for size, peak in peaks.items() if peak <= shared_bytes]
     first = max(roomy, default=min(peaks))
-    # Of the sizes above all that are known to fit, the smallest that is known not to is the end.
-    above = [size - 1 for size in peaks if size > first]
-
-    def leaving_room(size: int) -> ProbeResult:
-        own = probe(size)
-        too_much = own.outcome == "ok" and (own.peak_bytes or 0) > allowed_bytes
-        return replace(own, outcome="oversubscribed") if too_much else own
-
+    # The smallest size above it whose tensors alone are too much is the end.
+    above = [size - 1 for size in peaks if size > first and live[size] > shared_bytes]
     try:
-        return search_together(
-            leaving_room, team, max_batch_size=min(above, default=found.largest), start=first,
+        result = search_together(
+            lambda size: _leaving_room(probe, size, allowed_bytes, team.device), team,
+            max_batch_size=min(above, default=found.largest), start=first,
             limit_bytes=allowed_bytes, **choices,
-        ).largest  # fmt: skip
+        )  # fmt: skip
     except NothingFits:
         if not roomy:
             raise
-        return first
+        return first, None
+    return result.largest, result
+
+
+def _leaving_room(probe: Probe, size: int, allowed_bytes: int, device: str) -> ProbeResult:
+    """Try a size with what may be taken; on the CPU, where that is no cap, more does not fit."""
+    on_gpu = device != "cpu"
+    with memory_limit(torch.device(device), allowed_bytes if on_gpu else None):
+        own = probe(size)
+    too_much = own.outcome == "ok" and (own.peak_bytes or 0) > allowed_bytes
+    return replace(own, outcome="oversubscribed") if too_much else own
 
 
 def probe_alone(

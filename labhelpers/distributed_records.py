@@ -16,6 +16,8 @@ from labhelpers.verdicts import median
 
 SEARCHED = "all ranks"
 """Variant and purpose of a size that a search tried on all ranks."""
+ROOMY = "all ranks, headroom kept free"
+"""Variant and purpose of a size that it tried with the headroom kept free."""
 PROVEN = "all ranks, trained together"
 """Variant of the size that such a search answered with: its updates, gradients sent."""
 

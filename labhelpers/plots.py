@@ -26,7 +26,7 @@ DPI = 144
 FAR_APART = 4
 """From this ratio of best speeds on, curves share a logarithmic axis."""
 ROOM_FOR_NAMES = 0.2
-"""Share of an axis left free beside its points, for the name at the right of the last one."""
+"""Room for the name at the right of the last point, as a share of what the points span."""
 
 
 def batch_axis(axes: Axes, sizes: Sequence[int]) -> Axes:
@@ -62,18 +62,31 @@ def step_time(curve: Curve, axes: Axes) -> Axes:
 def throughput_against_memory(curve: Curve, axes: Axes) -> Axes:
     """Draw images per second against peak memory, each point named with its batch size."""
     draw_line(curve, axes, "allocated_mib", "images_per_s")
-    for row in curve.table.dropna(subset=["allocated_mib", "images_per_s"]).itertuples():
-        if not curve.reference:
-            axes.annotate(
-                f"{row.batch_size:,}", (row.allocated_mib, row.images_per_s),
-                textcoords="offset points", xytext=(4, -11), fontsize=7, color=_OWN,
-            )  # fmt: skip
     axes.set_xscale("log", base=2)
-    axes.margins(x=ROOM_FOR_NAMES)
+    if not curve.reference:
+        _name_points(curve, axes)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("peak allocated (MiB)")
     axes.grid(True, alpha=0.25)
     return _rate_axis(axes)
+
+
+def _name_points(curve: Curve, axes: Axes) -> None:
+    """Write each batch size beside its point: below it, but above one where the curve falls."""
+    points = curve.table.dropna(subset=["allocated_mib", "images_per_s"])
+    following = points["images_per_s"].shift(-1)
+    for row, following_rate in zip(points.itertuples(), following, strict=True):
+        falls = following_rate <= row.images_per_s  # False for the last, which has none
+        axes.annotate(
+            f"{row.batch_size:,}", (row.allocated_mib, row.images_per_s), fontsize=7, color=_OWN,
+            textcoords="offset points", xytext=(0, 5) if falls else (4, -11),
+            ha="center" if falls else "left",
+        )  # fmt: skip
+    if len(points):
+        least, most = points["allocated_mib"].min(), points["allocated_mib"].max()
+        room = (most * (most / least) ** ROOM_FOR_NAMES, points["images_per_s"].iloc[-1])
+        axes.update_datalim([room], updatey=False)  # later curves may still widen the axis
+        axes.autoscale_view(scaley=False)
 
 
 def final_loss(curve: Curve, axes: Axes) -> Axes:

@@ -23,7 +23,7 @@ from labhelpers.accumulation import accumulate
 from labhelpers.caps import memory_cap
 from labhelpers.capture import capture_for
 from labhelpers.distributed import Team, leave, meet, team_of
-from labhelpers.distributed_find_report import finder_trials, found_answer
+from labhelpers.distributed_find_report import finder_trials, found_answer, probe_table
 from labhelpers.distributed_finder import find_together
 from labhelpers.distributed_records import DistributedSpec
 from labhelpers.distributed_search import ranks_of, search_together
@@ -348,6 +348,7 @@ def find_with_a_cap_on_one_rank(team: Team) -> dict[str, Any]:
     spec = ask(FinderSpec, {"num_iterations": 2, "headroom": 0.1, "max_batch_size": 4096})
     with memory_cap(budget_bytes=budget) if team.rank == 1 else nullcontext():
         found = find_together(workload, team, spec, limit_bytes=budget)
+    assert found.roomy is not None
     kept = finder_trials(found, spec, team.device, "here")
     return {
         "trials": len(kept), "rate": kept[-1].images_per_s, "sentence": found_answer(found, "cpu"),
@@ -355,6 +356,10 @@ def find_with_a_cap_on_one_rank(team: Team) -> dict[str, Any]:
         "ran": [p.batch_size for p in found.search.successes],
         "limiting": found.limiting_ranks, "limits": found.limits_bytes,
         "outcomes": [[a.outcome for a in ranks_of(p)] for p in found.search.probes],
+        "roomy": [[p.batch_size, *(a.outcome for a in ranks_of(p))] for p in found.roomy.probes],
+        "peaks": [ranks_of(p)[1].peak_bytes for p in found.roomy.successes],
+        "table": probe_table(found)["to find"].tolist(),
+        "variants": [trial.variant for trial in kept if trial.rank == 1],
     }  # fmt: skip
 
 

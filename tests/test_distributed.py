@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from labhelpers.distributed_records import groups_of, is_alone, swept
+from labhelpers.distributed_records import PROVEN, ROOMY, SEARCHED, groups_of, is_alone, swept
 from labhelpers.distributed_tables import scaling_of
 from labhelpers.records import Trial
 from labhelpers.store import TRIALS_FILE, open_run
@@ -156,13 +156,23 @@ def test_real_ooms_on_one_capped_rank_end_in_one_size_that_ran_on_both(cases):
     assert first["size"] <= first["largest"]
     assert first["update_s"] > 0
     assert first["limiting"] == [1]
-    assert first["trials"] == 2 * len(first["outcomes"]) + 2
+    assert first["trials"] == 2 * (len(first["outcomes"]) + len(first["roomy"])) + 2
     assert first["rate"] == pytest.approx(first["size"] / first["update_s"])
     assert first["sentence"].startswith(f"All 2 processes agree: **{first['size']:,} per process**")
     assert "more does not fit on rank 1" in first["sentence"]
     assert all(outcomes[0] == "ok" for outcomes in first["outcomes"])
     # 2^16 float32 inputs a sample; the budget holds them, and a step needs little more.
     assert first["limits"][1] // 2**18 // 4 < first["size"] <= first["limits"][1] // 2**18
+
+
+def test_the_search_for_the_headroom_is_shown_and_kept_apart(cases):
+    first, _ = cases["find_with_a_cap_on_one_rank"]
+    searched, roomy = len(first["outcomes"]), first["roomy"]
+    assert [first["size"], "ok", "ok"] in roomy
+    assert [first["size"] + 1, "ok", "oversubscribed"] in roomy
+    assert max(first["peaks"]) <= 0.9 * first["limits"][1]
+    assert first["table"] == ["the largest"] * searched + ["10 % free"] * len(roomy)
+    assert first["variants"] == [SEARCHED] * searched + [ROOMY] * len(roomy) + [PROVEN]
 
 
 # A rank that is killed, and the run that goes on

@@ -1,6 +1,7 @@
 """Figures: what is drawn is what the tables hold; units on the axes; references dashed."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from matplotlib.figure import Figure
@@ -123,9 +124,13 @@ def test_the_sweet_spot_is_marked_with_its_share_inside_the_axes(size):
     assert inside.x0 <= extent.x0 < extent.x1 <= inside.x1
 
 
-@pytest.mark.parametrize("largest", [128, 8192, 1_048_576])
-def test_the_name_of_every_point_stays_inside_the_axes(largest):
-    own = own_curve(SPEEDS | {largest: 40_000})
+@pytest.mark.parametrize(
+    "speeds",
+    [{}, {8192: 40_000}, {1_048_576: 40_000}, {160: 32_000, 2048: 34_000}, {160: 33_000}],
+    ids=str,
+)
+def test_the_names_of_points_stay_inside_the_axes_and_apart(speeds):
+    own = own_curve(SPEEDS | speeds)
     figure = sheet("Batch sweep", PLOTS, [own, ARTICLE])
     axes = figure.axes[PLOTS.index(throughput_against_memory)]
     figure.draw_without_rendering()
@@ -133,6 +138,17 @@ def test_the_name_of_every_point_stays_inside_the_axes(largest):
     assert len(extents) == len(own.table)
     assert all(axes.bbox.x0 <= e.x0 < e.x1 <= axes.bbox.x1 for e in extents)
     assert all(axes.bbox.y0 <= e.y0 < e.y1 <= axes.bbox.y1 for e in extents)
+    assert not any(one.overlaps(other) for one, other in combinations(extents, 2))
+
+
+@pytest.mark.parametrize("mine_first", [True, False])
+def test_the_room_for_names_cuts_no_other_curve_off(mine_first):
+    curves = [own_curve(), ARTICLE][:: 1 if mine_first else -1]
+    axes = axes_of(throughput_against_memory, *curves)
+    left, right = axes.get_xlim()
+    drawn = [value for line in axes.get_lines() for value in line.get_xdata()]
+    assert left < min(drawn)
+    assert max(drawn) < right < 4 * max(drawn)
 
 
 def test_a_figure_is_a_png_that_can_be_saved_anywhere(tmp_path):
