@@ -84,7 +84,7 @@ def _execute(
         papermill.execute_notebook(
             str(notebook), str(partial), dict(parameters), cwd=str(notebook.parent),
             progress_bar=False, log_output=log, execution_timeout=cell_timeout_s,
-            autosave_cell_every=2,
+            autosave_cell_every=2, config=_kernel_config(),
         )  # fmt: skip
     except CellTimeoutError as error:
         return EXIT_TIMEOUT, _first_line(error)
@@ -103,6 +103,18 @@ def _execute(
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         raise
     return EXIT_DONE, ""
+
+
+def _kernel_config() -> Any:
+    """Return Jupyter's configuration: what goes to and from a kernel is encrypted, if it can be.
+
+    Without it, other users of the machine could read along, and every kernel warns of that.
+    """
+    import zmq
+    from traitlets.config import Config
+
+    policy = "auto" if zmq.has("curve") else "disabled"
+    return Config({"KernelManager": {"transport_encryption": policy}})
 
 
 def drop_paths(notebook: Path) -> None:

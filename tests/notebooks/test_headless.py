@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import zmq
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labhelpers.headless import FIRST_LOOK
@@ -60,6 +61,15 @@ def test_a_complete_run_gets_its_name_and_its_parameters(make):
     assert (result.exit_code, result.why, result.name) == (0, "", "01_test")
     assert [path.name for path in result.path.parent.iterdir()] == ["01_test.ipynb"]
     assert nbformat.read(result.path, as_version=4).cells[-2].outputs[0].text == "42\n"
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="needs a ZeroMQ that encrypts")
+def test_the_kernel_is_talked_to_in_secret_and_warns_of_nothing(make, capfd):
+    key = "import ipykernel.kernelapp as app\n"
+    key += "print(len(app.IPKernelApp.instance().curve_secretkey or b''))"
+    result = run(make(key))
+    assert nbformat.read(result.path, as_version=4).cells[-1].outputs[0].text == "40\n"
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
