@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -223,21 +223,23 @@ def explained(
     """Return a row for each size the baseline measured, with why something was not compared."""
     known = {row.batch_size: row for row in rows}
     every = [known.get(s, SizeChange(s, None, None)) for s in sorted(_sizes(_ok(before)))]
+    measured, calm = _sizes(_ok(now)), samples(before)[0].keys() & samples(now)[0].keys()
     return tuple(
-        replace(row, gap=_gap(row, before, now), memory_gap=_memory_gap(row, before, now))
+        replace(row, gap=_gap(row, measured, calm), memory_gap=_memory_gap(row, before, now))
         for row in every
     )
 
 
-def _gap(row: SizeChange, before: Sequence[Trial], now: Sequence[Trial]) -> str | None:
-    """Say why the speed of a size was not compared; None if it was, or if the size failed."""
-    size = row.batch_size
+def _gap(row: SizeChange, measured: Collection[int], calm: Collection[int]) -> str | None:
+    """Say why the speed of a size was not compared; None if it was, or if the size failed.
+
+    `measured` are the sizes the new run has, `calm` those that both runs have undisturbed.
+    """
     if row.speed is not None or row.failed:
         return None
-    if size not in _sizes(_ok(now)):
+    if row.batch_size not in measured:
         return "not measured"
-    both = samples(before)[0].keys() & samples(now)[0].keys()
-    return "measured once only" if size in both else "disturbed"
+    return "measured once only" if row.batch_size in calm else "disturbed"
 
 
 def _memory_gap(row: SizeChange, before: Sequence[Trial], now: Sequence[Trial]) -> str | None:
