@@ -92,10 +92,18 @@ def truth(case: Case, device: str, guess: int) -> int:
     """Return the largest size that trains in a fresh process, beginning at a guess.
 
     The cap is each process's own, so two of them may run at a time.
+
+    Raises:
+        RuntimeError: a process ended otherwise than by running or by running out of memory.
     """
 
     def ran(size: int) -> bool:
-        return size == 0 or bool(contender("fits", case, device, size).get("ran"))
+        if size == 0:
+            return True
+        found = contender("fits", case, device, size)
+        if "ran" not in found:
+            raise RuntimeError(f"the truth at {size} is not known: {found['error']}")
+        return bool(found["ran"])
 
     with ThreadPoolExecutor(2) as pool:
         low_ran, high_ran = pool.map(ran, (guess, guess + 1))
@@ -141,7 +149,7 @@ def line(name: str, found: dict[str, Any], true_size: int, seconds: dict[str, fl
     if "error" in found:
         return f"  {name:<22} {found['error']}"
     share = f"{found['batch_size'] / true_size:6.1%}" if true_size and found["batch_size"] else "-"
-    ratio = f"{seconds['ours'] / seconds[name]:5.2f}×"
+    ratio = f"{seconds['ours'] / seconds[name]:5.2f}×" if "ours" in seconds else "     -"
     start = f" (+ {found['start_s']:.1f} s to start)" if "start_s" in found else ""
     proofs = f" (+ {found['proofs']} for the headroom)" if found.get("proofs") else ""
     return (
@@ -157,7 +165,11 @@ def run(case: Case, device: str, with_peers: bool) -> list[str]:
     if "error" in first:
         print(f"{case.name}: {first['error']}", flush=True)
         return [f"{case.name}: {first['error']}"]
-    true_size = truth(case, device, first["batch_size"])
+    try:
+        true_size = truth(case, device, first["batch_size"])
+    except RuntimeError as error:
+        print(f"{case.name}: {error}", flush=True)
+        return [f"{case.name}: {error}"]
     print(f"{case.name} in {case.cap_bytes / GIB:.2f} GiB: the truth is {true_size}", flush=True)
     searches = {"ours": [first]}
     if with_peers and case.peers:
@@ -183,6 +195,7 @@ def told(case: Case, searches: dict[str, list[dict[str, Any]]], true_size: int) 
             print(f"  {'':<22} the rounds took {spread} s", flush=True)
         if name != "ours":
             wrong += [f"{name} did not run: {found['error']}" for found in each if "error" in found]
+            wrong += [f"{name} found no size" for found in each if found.get("batch_size") is None]
     judged = [what for found in searches["ours"] for what in judge(case, found, true_size)]
     return wrong + judged + (too_slow(seconds) if "ours" in seconds else [])
 
@@ -195,8 +208,13 @@ def main() -> int:
     parser.add_argument("--without-peers", action="store_true")
     asked = parser.parse_args()
     wanted = {name for name in asked.only.split(",") if name}
+    every = cases(total_bytes_of(asked.device))
+    unknown = wanted - {case.name for case in every}
+    if unknown:
+        parser.error(f"--only: got {', '.join(sorted(unknown))}; there are "
+                     f"{', '.join(case.name for case in every)}")  # fmt: skip
     wrong = []
-    for case in cases(total_bytes_of(asked.device)):
+    for case in every:
         if not wanted or case.name in wanted:
             wrong += run(case, asked.device, not asked.without_peers)
     print(*(f"WRONG: {what}" for what in wrong), sep="\n") if wrong else print("all as it must be")

@@ -28,7 +28,11 @@ _OPTIONS = (
     ("--dataset-size", "dataset_size", "Samples in the data set: no batch is larger."),
     ("--headroom", "headroom", "Share of the memory to keep free; default 10%."),
     ("--multiple-of", "multiple_of", "Only multiples of this, such as 8."),
-    ("--limit", "limit_bytes", "Memory to stay within, such as 8GiB; default what is free."),
+    (
+        "--limit",
+        "limit_bytes",
+        "Memory to use, such as 8GiB; default all (CPU: half, 2GiB at most).",
+    ),
     ("--iterations", "num_iterations", "Training steps of each probe; default 5, at least 3."),
     ("--strategy", "strategy", "exact, doubling or bisect."),
     ("--learning-rate", "learning_rate", "Learning rate; default 1e-3."),
@@ -73,10 +77,12 @@ def find(
     given = {name: value for name, value in options.items() if value is not None}
     if "limit_bytes" in given:
         given["limit_bytes"] = bytes_of(given["limit_bytes"])
-    if under_torchrun():
-        find_together({**given, "workload": model}, output)
-    spec = ask(FinderSpec, {**given, "workload": model})
     wanted = None if effective is None else _count("--effective", effective)
+    if under_torchrun():
+        if in_process:
+            raise InputError("--in-process: under torchrun each rank tries in its own process")
+        find_together({**given, "workload": model}, output, effective=wanted, as_json=as_json)
+    spec = ask(FinderSpec, {**given, "workload": model})
     report = _search(spec, output, None if not in_process else False)
     size = report.with_headroom or report.largest
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,12 +14,14 @@ from labhelpers.inputs import InputError
 
 if TYPE_CHECKING:
     from labhelpers.distributed import Team
+    from labhelpers.distributed_finder import SharedSize
     from labhelpers.distributed_records import DistributedSpec
     from labhelpers.records import FinderSpec, Spec
     from labhelpers.store import RunDirectory
 
 S = TypeVar("S", bound="Spec")
 
+_NOTHING_KEPT = "nothing is kept; give the search more time, or a smaller --max"
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 
@@ -77,31 +80,48 @@ def refuse_alone(run_dir: str, specs: Mapping[str, Mapping[str, Any]]) -> None:
     if "ddp" in specs and "sweep" not in specs:
         raise InputError(
             f"{run_dir} was measured by several processes; go on with: torchrun "
-            f"--nproc-per-node=N -m labhelpers resume {run_dir}"
+            f"--nproc-per-node=N -m -- labhelpers resume {run_dir}"
         )
 
 
-def find_together(options: Mapping[str, Any], output: str | None) -> NoReturn:
+def find_together(
+    options: Mapping[str, Any], output: str | None, *, effective: int | None = None,
+    as_json: bool = False,
+) -> NoReturn:  # fmt: skip
     """Find the batch size that fits on all ranks, and end with this rank's exit code.
 
     `options` are those of a FinderSpec, the workload among them. With `output`, rank 0 keeps
-    every size tried in a run directory, new or not.
+    every size tried in a run directory, new or not. It prints words or JSON, with the split of
+    an effective batch if one is given.
     """
     from labhelpers.records import FinderSpec, ask
 
     given = {name: value for name, value in options.items() if value is not None}
 
     def find(spec: FinderSpec, team: Team) -> int:
-        return _find(spec, team, output)
+        return _find(spec, team, output, lambda found: _told(found, team, effective, as_json))
 
     _as_team(FinderSpec, lambda: ask(FinderSpec, given), find)
 
 
-def _find(spec: FinderSpec, team: Team, output: str | None) -> int:
+def _told(found: SharedSize, team: Team, effective: int | None, as_json: bool) -> str:
+    """Return what rank 0 prints of a search."""
+    from labhelpers import distributed_find_report as report
+
+    if as_json:
+        return json.dumps(report.found_dict(found, effective), indent=1)
+    said = [report.found_answer(found, team.device).replace("**", "")]
+    if effective is not None:
+        said.append(report.split_together(found, effective))
+    return "\n".join([report.probe_table(found).to_string(index=False), "", *said])
+
+
+def _find(
+    spec: FinderSpec, team: Team, output: str | None, told: Callable[[SharedSize], str]
+) -> int:
     from labhelpers.distributed import describe_job
-    from labhelpers.distributed_find_report import finder_trials, found_answer, probe_table
+    from labhelpers.distributed_find_report import finder_trials
     from labhelpers.distributed_finder import find_together
-    from labhelpers.distributed_sweep import open_or_create
     from labhelpers.distributed_watch import Deadline
     from labhelpers.environment import environment_id
     from labhelpers.search import SearchError
@@ -111,22 +131,45 @@ def _find(spec: FinderSpec, team: Team, output: str | None) -> int:
         lambda: workload_from(spec.workload, input_shape=spec.input_shape, classes=spec.classes)
     )
     facts = describe_job(team)
+    run = team.together(_run_for, output, spec, team.leads)
     assert team.roll is not None
+    # What may follow the budget: the rest of a probe, and the proof, alone and together.
+    most_s = spec.time_budget_s + 3 * spec.trial_timeout_s
     try:
-        with Deadline(team.roll).within(spec.time_budget_s + spec.trial_timeout_s, "the search"):
+        with Deadline(team.roll).within(most_s, "the search", advice=_NOTHING_KEPT):
             found = find_together(workload, team, spec)
     except SearchError as error:  # the same on every rank
         if team.leads:
             click.echo(f"labhelpers: {error}", err=True)
         return EXIT_FAILED
     if team.leads:
-        click.echo(probe_table(found).to_string(index=False))
-        click.echo("\n" + found_answer(found, team.device).replace("**", ""))
-        if output is not None:
-            with open_or_create(output, "finder", spec).writing() as run:
+        click.echo(told(found))
+        if run is not None:
+            with run.writing():
+                run.note_spec("finder", spec)
                 run.note_environment(environment_id(facts), facts)
                 run.append(*finder_trials(found, spec, team.device, environment_id(facts)))
     return 0
+
+
+def _run_for(output: str | None, spec: FinderSpec, leads: bool) -> RunDirectory | None:
+    """Return the run that is to keep a search, on rank 0, before anything is tried.
+
+    Raises:
+        InputError: it cannot be written, or holds a search on all ranks already.
+    """
+    from labhelpers.distributed_records import PROVEN
+    from labhelpers.distributed_sweep import open_or_create
+
+    if output is None or not leads:
+        return None
+    run = open_or_create(output, "finder", spec)
+    if any(t.variant == PROVEN and t.workload == spec.workload for t in run.trials("finder")):
+        raise InputError(
+            f"--output: got {output!r}, which holds a search of {spec.workload} on all ranks "
+            "already; name another directory"
+        )
+    return run
 
 
 def _sweep(

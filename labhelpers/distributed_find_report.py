@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from labhelpers.distributed_finder import SharedSize
 from labhelpers.distributed_records import PROVEN, ROOMY, SEARCHED
-from labhelpers.distributed_search import RankAnswer, ranks_of
+from labhelpers.distributed_search import RankAnswer, failed_texts, ranks_of
 from labhelpers.distributed_tables import counted, seat
+from labhelpers.finder_narrative import OUTCOMES, many
+from labhelpers.finder_report import split_effective
 from labhelpers.formats import show_bytes, show_rate, show_share
 from labhelpers.records import FinderSpec, Outcome, Trial
 from labhelpers.search import ProbeOutcome, ProbeResult
@@ -24,24 +27,27 @@ _AS_TRIAL: dict[ProbeOutcome, Outcome] = {
 def probe_table(found: SharedSize) -> pd.DataFrame:
     """Return one row a size tried, in order: how it ended on each rank, and the peaks, as text."""
     rows = [
-        {"to find": what, "batch per rank": f"{probe.batch_size:,}", "all ranks": probe.outcome}
+        {
+            "searched": what, "batch per rank": f"{probe.batch_size:,}",
+            "all ranks": OUTCOMES[probe.outcome],
+        }
         | {f"rank {rank}": _cell(answer) for rank, answer in enumerate(ranks_of(probe))}
         for what, probe in _probes(found)
-    ]
+    ]  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def _probes(found: SharedSize) -> list[tuple[str, ProbeResult]]:
     """Return all probes in order, each with what it was to find."""
     roomy = () if found.roomy is None else found.roomy.probes
-    largest = [("the largest", probe) for probe in found.search.probes]
-    return largest + [(f"{show_share(found.headroom, 0)} free", probe) for probe in roomy]
+    largest = [("the largest size", probe) for probe in found.search.probes]
+    return largest + [(f"{show_share(found.headroom, 0)} kept free", probe) for probe in roomy]
 
 
 def _cell(answer: RankAnswer) -> str:
     if answer.peak_bytes is None:
-        return answer.outcome
-    return f"{answer.outcome}, {show_bytes(answer.peak_bytes)}"
+        return OUTCOMES[answer.outcome]
+    return f"{OUTCOMES[answer.outcome]}, {show_bytes(answer.peak_bytes)}"
 
 
 def found_answer(found: SharedSize, device: str) -> str:
@@ -50,17 +56,72 @@ def found_answer(found: SharedSize, device: str) -> str:
     whole = size * found.world_size
     lines = [
         f"All {counted(found.world_size, device)} agree: **{size:,} per {what}**, a global batch "
-        f"of {whole:,}."
+        f"of {whole:,}.",
+        f"Up to {found.largest:,} ran on all: {_end(found)}.",
     ]
-    if found.limiting_ranks:
-        named = ", ".join(str(rank) for rank in found.limiting_ranks)
-        lines.append(f"Up to {found.largest:,} ran on all; more does not fit on rank {named}.")
-    if found.largest != size:
-        lines.append(
-            f"{size:,} leaves {show_share(found.headroom, 0)} of every rank's memory free."
-        )
+    if found.headroom:
+        lines.append(f"{size:,} leaves {show_share(found.headroom, 0)} {_of_what(found)}.")
     lines.append(f"Trained together at this size: {show_rate(whole / found.update_s)}.")
     return " ".join(lines)
+
+
+def _end(found: SharedSize) -> str:
+    """Say why no larger size is the largest."""
+    ends = {
+        "dataset": "the data set holds no more", "maximum": "no more was asked for",
+        "time": "then the time was up, and more may fit", "probes": "more may fit",
+    }  # fmt: skip
+    said = ends.get(found.search.ended_by)
+    if said is None and found.search.ended_by == "memory":
+        return f"more does not fit on {_limits(found, found.limiting_ranks)}"
+    return said or f"more fails ({failed_texts(found.search)})"
+
+
+def _of_what(found: SharedSize) -> str:
+    """Say of how much memory the headroom is a share."""
+    limits = set(found.limits_bytes)
+    if len(limits) == 1:
+        return f"of the {show_bytes(limits.pop())} free that every rank may use"
+    return f"of every rank's memory free: {_limits(found, range(found.world_size))}"
+
+
+def _limits(found: SharedSize, ranks: Iterable[int]) -> str:
+    """Name ranks with the memory that each may use."""
+    shown = [(rank, found.limits_bytes[rank]) for rank in ranks]
+    return ", ".join(f"rank {rank} ({show_bytes(limit)})" for rank, limit in shown)
+
+
+def found_dict(found: SharedSize, effective: int | None) -> dict[str, Any]:
+    """Return everything that was found as JSON-able values."""
+    names = ("batch_size", "largest", "world_size", "headroom", "limits_bytes", "update_s")
+    return {name: getattr(found, name) for name in names} | {
+        "global_batch_size": found.batch_size * found.world_size,
+        "ended_by": found.search.ended_by, "limiting_ranks": found.limiting_ranks,
+        "micro_batches": None if effective is None else _micro_batches(found, effective),
+        "probes": [
+            {
+                "searched": what, "batch_size": probe.batch_size, "outcome": probe.outcome,
+                "ranks": [asdict(answer) for answer in ranks_of(probe)],
+            }
+            for what, probe in _probes(found)
+        ],
+    }  # fmt: skip
+
+
+def split_together(found: SharedSize, effective: int) -> str:
+    """Say how all ranks together reach an effective batch with the size they agreed on."""
+    pieces = _micro_batches(found, effective)
+    steps = {size: pieces.count(size) for size in pieces}
+    said = " and ".join(f"{count} of {size:,} on all ranks" for size, count in steps.items())
+    return (
+        f"For an effective batch of {effective:,} on {found.world_size} ranks: "
+        f"{many(len(pieces), 'micro-batch', 'micro-batches')} ({said}), then one update."
+    )
+
+
+def _micro_batches(found: SharedSize, effective: int) -> list[int]:
+    """Split an effective batch into global micro-batches, as equal as can be."""
+    return list(split_effective(effective, found.batch_size * found.world_size))
 
 
 def finder_trials(

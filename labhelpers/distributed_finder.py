@@ -20,9 +20,9 @@ from labhelpers.inputs import InputError
 from labhelpers.oom import Attempt, attempt
 from labhelpers.optimizers import optimizer_named
 from labhelpers.records import FinderSpec
-from labhelpers.search import NothingFits, ProbeResult, SearchResult
+from labhelpers.search import NothingFits, ProbeResult, SearchError, SearchResult
 from labhelpers.training import set_precision
-from labhelpers.workloads import Batch, Workload
+from labhelpers.workloads import Batch, Workload, batch_of
 
 LARGEST = 2**20
 """The largest size tried where neither a data set nor a maximum bounds it."""
@@ -87,6 +87,7 @@ def find_together(
     until = time.monotonic() + spec.time_budget_s
     choices: dict[str, Any] = {
         "multiple_of": spec.multiple_of, "powers_of_two": spec.powers_of_two,
+        "strategy": spec.strategy,
         "time_left": lambda: until - time.monotonic(),
     }  # fmt: skip
 
@@ -95,12 +96,12 @@ def find_together(
 
     found = search_together(
         probe, team, max_batch_size=_largest_allowed(spec, team), limit_bytes=limit,
-        strategy=spec.strategy,
         maximum="dataset" if _data_set_ends_it(spec, team) else "maximum", **choices,
     )  # fmt: skip
     size, roomy = with_headroom(found, spec.headroom, probe, team, limit, choices)
-    smaller = [probe.batch_size for probe in found.successes if probe.batch_size < size]
-    proven, update_s = prove([size, *reversed(smaller)], step, workload, capture, team, iterations)
+    ran = {p.batch_size for result in (found, roomy) if result for p in result.successes}
+    sizes = sorted((other for other in ran if other <= size), reverse=True)
+    proven, update_s = prove(sizes, step, workload, capture, team, iterations)
     limits = tuple(team.gather(limit))
     return SharedSize(
         proven, found.largest, team.world_size, found, roomy, spec.headroom, limits, update_s,
@@ -132,7 +133,7 @@ def _ready(
     step: SharedStep, workload: Workload, size: int, capture: Capture, iterations: int
 ) -> Batch:
     capture.empty_cache()
-    batch = workload.make_batch(size, capture.device)
+    batch = batch_of(workload, size, capture.device)
     for _ in range(iterations):
         step.rehearse(*batch)
     capture.synchronize()
@@ -160,6 +161,8 @@ def with_headroom(
     peaks = {result.batch_size: result.peak_bytes or 0 for result in ran}
     live = {result.batch_size: result.live_bytes or result.peak_bytes or 0 for result in ran}
     roomy = [size for size, peak in peaks.items() if peak <= shared_bytes]
+    if found.largest in roomy:
+        return found.largest, None
     first = max(roomy, default=min(peaks))
     # The smallest size above it whose tensors alone are too much is the end.
     above = [size - 1 for size in peaks if size > first and live[size] > shared_bytes]
@@ -169,9 +172,12 @@ def with_headroom(
             max_batch_size=min(above, default=found.largest), start=first,
             limit_bytes=allowed_bytes, **choices,
         )  # fmt: skip
-    except NothingFits:
+    except SearchError as error:
         if not roomy:
-            raise
+            raise NothingFits(
+                f"up to {found.largest:,} ran on all, but no size was shown to leave "
+                f"{headroom:.0%} of the memory free: {error}", error.probes,
+            ) from None  # fmt: skip
         return first, None
     return result.largest, result
 
@@ -241,7 +247,7 @@ def _settle_memory(step: SharedStep, workload: Workload, capture: Capture, team:
     """Let DistributedDataParallel arrange its buckets, which it does after the first step."""
     size = 2  # BatchNorm needs two samples
     if team.settle(rehearse, step, workload, size, capture).outcome == "ok":
-        batch = workload.make_batch(size, capture.device)
+        batch = batch_of(workload, size, capture.device)
         time_updates(step, batch, capture, team, steps=0, sync=True)
 
 

@@ -13,7 +13,13 @@ from typing import Any
 
 from labhelpers.distributed import Team
 from labhelpers.oom import is_context_lost, suspected_limit
-from labhelpers.search import ProbeOutcome, ProbeResult, SearchResult, search_largest
+from labhelpers.search import (
+    ProbeOutcome,
+    ProbeResult,
+    SearchResult,
+    WorkloadFailed,
+    search_largest,
+)
 
 Probe = Callable[[int], ProbeResult]
 
@@ -69,12 +75,31 @@ def search_together(
         )
         return combine(size, team.gather(answer), shared_limit)
 
-    return search_largest(
-        ask,
-        max_batch_size=min(team.gather(max_batch_size)),
-        limit_bytes=shared_limit,
-        time_left=None if time_left is None else lambda: min(team.gather(time_left())),
-        **choices,
+    top = min(team.gather(max_batch_size))
+    left = None if time_left is None else lambda: min(team.gather(time_left()))
+    try:
+        return search_largest(
+            ask, max_batch_size=top, limit_bytes=shared_limit, time_left=left, **choices
+        )
+    except WorkloadFailed as failed:
+        raise WorkloadFailed(f"{failed}: {said_of(failed.probes[-1])}", failed.probes) from None
+
+
+def failed_texts(found: SearchResult) -> str:
+    """Return what the ranks said of the smallest size that failed."""
+    failed = [probe for probe in found.probes if probe.outcome != "ok"]
+    return said_of(min(failed, key=lambda probe: probe.batch_size)) if failed else "no text"
+
+
+def said_of(probe: ProbeResult) -> str:
+    """Return what the ranks said of a size that failed, each text once with its ranks."""
+    said: dict[str, list[str]] = {}
+    for rank, answer in enumerate(ranks_of(probe)):
+        if answer.outcome != "ok":
+            said.setdefault(answer.text or answer.outcome, []).append(str(rank))
+    return "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text}"
+        for text, ranks in said.items()
     )
 
 

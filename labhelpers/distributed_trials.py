@@ -25,7 +25,7 @@ from labhelpers.records import Trial
 from labhelpers.sweep import failure_facts
 from labhelpers.training import read_precision, set_precision
 from labhelpers.trials import surroundings
-from labhelpers.workloads import Workload, workload_from
+from labhelpers.workloads import Workload, batch_of, workload_from
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ def _measured(spec: DistributedSpec, task: Task, team: Team, capture: Capture) -
     torch.manual_seed(spec.seed + team.rank)
     # No name for this batch: it would count in the epoch's peak.
     time_updates(
-        step, workload.make_batch(task.batch_size, capture.device), capture, team,
+        step, batch_of(workload, task.batch_size, capture.device), capture, team,
         steps=0, sync=True,
     )  # fmt: skip
     facts = _timed(spec, step, shared, capture, team)
     facts["first_step_peak_bytes"] = rehearsed.value
     if team.group is not None and task.repeat == 0:
-        batch = workload.make_batch(task.batch_size, capture.device)
+        batch = batch_of(workload, task.batch_size, capture.device)
         facts["details"] = _compared(spec, step, batch, capture, team)
     return facts
 
@@ -133,7 +133,7 @@ def rehearse(
     """Run steps of this rank alone at one size, from a new peak; return that peak in bytes."""
     capture.reset_peak()
     for _ in range(steps):
-        step.rehearse(*workload.make_batch(batch_size, capture.device))
+        step.rehearse(*batch_of(workload, batch_size, capture.device))
     capture.synchronize()
     return capture.peak_allocated_bytes()
 

@@ -72,9 +72,11 @@ class Deadline:
         self._roll, self._end = roll, end
 
     @contextmanager
-    def within(self, seconds: float, what: str) -> Iterator[None]:
-        """Allow the block so many seconds."""
-        timer = threading.Timer(seconds, self._expired, (seconds, what))
+    def within(
+        self, seconds: float, what: str, *, advice: str = "finished trials are kept"
+    ) -> Iterator[None]:
+        """Allow the block so many seconds; `advice` ends what is said when they are over."""
+        timer = threading.Timer(seconds, self._expired, (seconds, what, advice))
         timer.daemon = True
         timer.start()
         try:
@@ -82,10 +84,10 @@ class Deadline:
         finally:
             timer.cancel()
 
-    def _expired(self, seconds: float, what: str) -> None:
+    def _expired(self, seconds: float, what: str, advice: str) -> None:
         print(
             f"labhelpers: rank {self._roll.rank}: {what}: no end within {seconds:g} s; "
-            f"{self._roll.verdict()}; finished trials are kept",
+            f"{self._roll.verdict()}; {advice}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         self._end(EXIT_TIME_LIMIT)

@@ -74,7 +74,8 @@ def plan(spec: FinderSpec) -> str:
 def answer(report: BatchSizeReport) -> str:
     """Say the recommended batch size, the largest one, and what ended the search."""
     size, terms = report.with_headroom, report.terms
-    limit = f"{show_bytes(terms.limit_bytes)} of memory on {terms.device_name}"
+    on_cpu, given = report.trials[0].device == "cpu", show_bytes(terms.limit_bytes)
+    limit = f"{f'a budget of {given}' if on_cpu else f'{given} of memory'} on {terms.device_name}"
     samples = many(report.largest if size is None else size, "sample", mark="**")
     if size is None:
         return (
@@ -143,7 +144,10 @@ def split_in_words(report: BatchSizeReport, effective: int) -> str:
     size = report.with_headroom or report.largest
     pieces = split_effective(effective, size)
     if len(pieces) == 1:
-        return f"An effective batch of {effective:,} fits into one step: no accumulation is needed."
+        return (
+            f"For an effective batch of {effective:,} take one step of {effective:,}: up to "
+            f"{size:,} fit, so no accumulation is needed."
+        )
     larger, smaller = pieces[0], pieces[-1]
     said = f"{len(pieces)} micro-batches of {larger:,}"
     if larger != smaller:

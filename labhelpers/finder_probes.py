@@ -38,7 +38,7 @@ from labhelpers.records import FinderSpec
 from labhelpers.state import TrainingState, restore_state, save_state
 from labhelpers.training import Step, make_step, read_precision, set_precision
 from labhelpers.trials import environment_id_of, surroundings
-from labhelpers.workloads import Workload
+from labhelpers.workloads import Workload, batch_of
 
 OWN_PRECISION = "own"
 """How trials name the precision where the caller's settings are left as they are."""
@@ -185,7 +185,7 @@ class Session:
         capture, steps = self._capture, max(2, self._asked.num_iterations - 1)
         retries = capture.alloc_retries()
         step = self._new_step(seen)
-        batch = self._workload.make_batch(batch_size, self.device)
+        batch = batch_of(self._workload, batch_size, self.device)
         capture.prepare(steps)
         try:
             step(*batch)
@@ -222,7 +222,7 @@ class Session:
 
     def _warm_up(self, batch_size: int, seen: dict[str, Any]) -> None:
         """Start what a first step starts, such as threads, before a limit counts."""
-        self._new_step(seen)(*self._workload.make_batch(batch_size, self.device))
+        self._new_step(seen)(*batch_of(self._workload, batch_size, self.device))
         self._warm = True
         self._put_back(seen["optimizers"])
         seen["optimizers"] = []

@@ -97,6 +97,11 @@ class BatchSizeReport:
         return self.utilisation_at(self.largest)
 
     @property
+    def next_size_failed(self) -> bool:
+        """Tell whether the next allowed size was tried and did not run."""
+        return self.result.closed and self.result.ended_by not in ("dataset", "maximum")
+
+    @property
     def oom_count(self) -> int:
         """Return how many probes ran out of memory, silently or not."""
         return sum(outcome_of(trial) in ("oom", "oversubscribed") for trial in self.trials)
@@ -128,7 +133,7 @@ class BatchSizeReport:
             "workload": self.workload, "variant": self.variant, **asdict(self.terms),
             "largest": self.largest, "with_headroom": self.with_headroom,
             "fastest_sensible": self.fastest_sensible, "ended_by": self.result.ended_by,
-            "monotonic": self.monotonic, "next_size_failed": self.result.closed,
+            "monotonic": self.monotonic, "next_size_failed": self.next_size_failed,
             "utilisation": self.utilisation, "oom_count": self.oom_count,
             "search_s": self.search_s, "start_s": self.start_s, "notes": list(self.notes),
             "line": None if fit is None else {

@@ -153,9 +153,11 @@ class Search:
     def _why_failed(self, failed: WorkloadFailed) -> str:
         trial = self._trials[-1]
         sizes = ", ".join(f"{p.batch_size} ({p.outcome})" for p in failed.probes)
+        place = (trial.details or {}).get("where")
+        where = f" ({place})" if place else ""
         return (
             f"{self._spec.workload} fails at batch size {trial.batch_size}: {trial.error_class}: "
-            f"{trial.error_text} (tried: {sizes})"
+            f"{trial.error_text}{where} (tried: {sizes})"
         )
 
 

@@ -113,7 +113,7 @@ def trial_of(
     peaks = facts.get("peaks", {})
     details = {
         "search": asdict(terms), "purpose": purpose, "wall_s": facts.get("wall_s"),
-        "start_s": facts.get("start_s"),
+        "start_s": facts.get("start_s"), "where": facts.get("where"),
         "verdict": "library_limit" if facts.get("library_limit") else None,
     }  # fmt: skip
     return Trial(

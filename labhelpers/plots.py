@@ -25,6 +25,8 @@ _FLAG = "#c81e3a"
 DPI = 144
 FAR_APART = 4
 """From this ratio of best speeds on, curves share a logarithmic axis."""
+MOST_NAMES, LOW = 10, 0.08
+"""How many points of a curve get names; the share of the best speed below which is far down."""
 ROOM_FOR_NAMES = 0.2
 """Room for the name at the right of the last point, as a share of what the points span."""
 
@@ -72,15 +74,23 @@ def throughput_against_memory(curve: Curve, axes: Axes) -> Axes:
 
 
 def _name_points(curve: Curve, axes: Axes) -> None:
-    """Write each batch size beside its point: below it, but above one where the curve falls."""
+    """Write batch sizes beside their points, of many points every second, third, … one.
+
+    A name stands below its point, but above one where the curve falls, or that is far down.
+    """
     points = curve.table.dropna(subset=["allocated_mib", "images_per_s"])
-    following = points["images_per_s"].shift(-1)
-    for row, following_rate in zip(points.itertuples(), following, strict=True):
-        falls = following_rate <= row.images_per_s  # False for the last, which has none
+    points = points[points["allocated_mib"] > 0]
+    following, best = points["images_per_s"].shift(-1), points["images_per_s"].max()
+    each = -(-len(points) // MOST_NAMES)
+    for place, (row, following_rate) in enumerate(zip(points.itertuples(), following, strict=True)):
+        if (len(points) - 1 - place) % each:
+            continue
+        # The last point has none that follows.
+        above = following_rate <= row.images_per_s or row.images_per_s < LOW * best
         axes.annotate(
             f"{row.batch_size:,}", (row.allocated_mib, row.images_per_s), fontsize=7, color=_OWN,
-            textcoords="offset points", xytext=(0, 5) if falls else (4, -11),
-            ha="center" if falls else "left",
+            textcoords="offset points", xytext=(0, 5) if above else (4, -11),
+            ha="center" if above else "left",
         )  # fmt: skip
     if len(points):
         least, most = points["allocated_mib"].min(), points["allocated_mib"].max()

@@ -20,7 +20,7 @@ from labhelpers.oom import is_oom
 from labhelpers.records import Precision, ProbeSpec, Trial
 from labhelpers.training import Step, read_precision, run_epoch, set_precision
 from labhelpers.trials import environment_id_of, new_step, surroundings
-from labhelpers.workloads import Batch, Workload, workload_from
+from labhelpers.workloads import Batch, Workload, batch_of, workload_from
 
 FEED = "synthetic"
 """How a probe's trials name their feed: one made-up batch that stays on the device."""
@@ -75,7 +75,7 @@ def _pay_first_use(workload: str, precision: Precision, device: str) -> None:
     asked = ProbeSpec(workload=workload, precision=precision, device=device)
     set_precision(precision)
     job, where = workload_from(workload), torch.device(device)
-    new_step(asked, job, where)(*job.make_batch(2, where))
+    new_step(asked, job, where)(*batch_of(job, 2, where))
 
 
 def _cap(cap_bytes: int | None, device: torch.device) -> AbstractContextManager[Any]:
@@ -95,7 +95,7 @@ def _measure(
     """Warm up, profile, time and watch; all tensors die when this returns."""
     capture.reset_peak()
     step = new_step(asked, workload, capture.device)
-    batch = workload.make_batch(batch_size, capture.device)
+    batch = batch_of(workload, batch_size, capture.device)
     first_step_peak_bytes = _warm_up(step, batch, capture, asked.warmup_steps)
     kernels = profiled_kernels(lambda: step(*batch), capture)
     retries = capture.alloc_retries()

@@ -205,8 +205,8 @@ def refuse_unknown_names(given: Iterable[str], allowed: Iterable[str]) -> None:
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "see --help-notebook or --help"
-            raise InputError(f"unknown parameter {name!r}: {hint} (allowed: {', '.join(names)})")
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise InputError(f"unknown parameter {name!r}: {hint}(allowed: {', '.join(names)})")
 
 
 def one_line(error: ValidationError) -> str:

@@ -132,7 +132,7 @@ def several_gpus(run: RunDirectory) -> list[Piece]:
     source = run_to_show(run)
     if source is None:
         return [
-            "*Not run here, nor in a committed run. `torchrun --nproc-per-node=N -m labhelpers "
+            "*Not run here, nor in a committed run. `torchrun --nproc-per-node=N -m -- labhelpers "
             "sweep` measures it.*"
         ]
     table = scaling_of(source)

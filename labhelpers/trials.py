@@ -22,7 +22,7 @@ from labhelpers.feeds import make_feed
 from labhelpers.inputs import InputError
 from labhelpers.records import FASHION, Spec, SweepSpec, Trial
 from labhelpers.training import Step, make_step, read_precision, run_epoch, set_precision
-from labhelpers.workloads import Workload, fashion_workload, workload_from
+from labhelpers.workloads import Workload, batch_of, fashion_workload, workload_from
 
 
 def prepare(device: str, require_gpu: bool) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def prepare_training(device: str, require_gpu: bool) -> dict[str, Any]:
     where = torch.device(facts["device"])
     set_precision("fp32")
     workload = fashion_workload()
-    new_step(SweepSpec(device=facts["device"]), workload, where)(*workload.make_batch(2, where))
+    new_step(SweepSpec(device=facts["device"]), workload, where)(*batch_of(workload, 2, where))
     return facts
 
 
@@ -146,7 +146,7 @@ def new_step(asked: Spec, workload: Workload, device: torch.device) -> Step:
 def warm_up(step: Step, workload: Workload, capture: Capture, batch_size: int) -> int | None:
     """Run one synthetic step of the same shape and return its peak in bytes."""
     capture.reset_peak()
-    step(*workload.make_batch(batch_size, capture.device))
+    step(*batch_of(workload, batch_size, capture.device))
     capture.synchronize()
     return capture.peak_allocated_bytes()
 

@@ -59,6 +59,22 @@ class Workload:
     dataset_size: int | None = None
 
 
+def batch_of(workload: Workload, batch_size: int, device: torch.device) -> Batch:
+    """Return one made-up batch of a workload: inputs and targets.
+
+    Raises:
+        TypeError: its `make_batch` returns something else than such a pair.
+    """
+    made = workload.make_batch(batch_size, device)
+    if isinstance(made, tuple | list) and len(made) == 2:
+        return made[0], made[1]
+    count = f" of {len(made)}" if isinstance(made, tuple | list) else ""
+    raise TypeError(
+        f"make_batch returned a {type(made).__name__}{count}; must be a pair (inputs, targets), "
+        "where several inputs are a tuple (by position) or a mapping (by keyword)"
+    )
+
+
 def fashion_cnn() -> nn.Sequential:
     """Return the first article's CNN: (N, 1, 28, 28) float32 -> (N, 10) logits."""
     model = nn.Sequential(

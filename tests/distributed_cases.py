@@ -358,7 +358,7 @@ def find_with_a_cap_on_one_rank(team: Team) -> dict[str, Any]:
         "outcomes": [[a.outcome for a in ranks_of(p)] for p in found.search.probes],
         "roomy": [[p.batch_size, *(a.outcome for a in ranks_of(p))] for p in found.roomy.probes],
         "peaks": [ranks_of(p)[1].peak_bytes for p in found.roomy.successes],
-        "table": probe_table(found)["to find"].tolist(),
+        "table": probe_table(found)["searched"].tolist(),
         "variants": [trial.variant for trial in kept if trial.rank == 1],
     }  # fmt: skip
 

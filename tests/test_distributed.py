@@ -159,7 +159,7 @@ def test_real_ooms_on_one_capped_rank_end_in_one_size_that_ran_on_both(cases):
     assert first["trials"] == 2 * (len(first["outcomes"]) + len(first["roomy"])) + 2
     assert first["rate"] == pytest.approx(first["size"] / first["update_s"])
     assert first["sentence"].startswith(f"All 2 processes agree: **{first['size']:,} per process**")
-    assert "more does not fit on rank 1" in first["sentence"]
+    assert "more does not fit on rank 1 (64.0 MiB)." in first["sentence"]
     assert all(outcomes[0] == "ok" for outcomes in first["outcomes"])
     # 2^16 float32 inputs a sample; the budget holds them, and a step needs little more.
     assert first["limits"][1] // 2**18 // 4 < first["size"] <= first["limits"][1] // 2**18
@@ -171,7 +171,7 @@ def test_the_search_for_the_headroom_is_shown_and_kept_apart(cases):
     assert [first["size"], "ok", "ok"] in roomy
     assert [first["size"] + 1, "ok", "oversubscribed"] in roomy
     assert max(first["peaks"]) <= 0.9 * first["limits"][1]
-    assert first["table"] == ["the largest"] * searched + ["10 % free"] * len(roomy)
+    assert first["table"] == ["the largest size"] * searched + ["10 % kept free"] * len(roomy)
     assert first["variants"] == [SEARCHED] * searched + [ROOMY] * len(roomy) + [PROVEN]
 
 
@@ -295,4 +295,4 @@ def test_one_process_refuses_to_go_on_with_it_and_says_how(story):
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "torchrun --nproc-per-node=N -m labhelpers resume" in done.stderr
+    assert "torchrun --nproc-per-node=N -m -- labhelpers resume" in done.stderr

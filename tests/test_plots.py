@@ -126,7 +126,14 @@ def test_the_sweet_spot_is_marked_with_its_share_inside_the_axes(size):
 
 @pytest.mark.parametrize(
     "speeds",
-    [{}, {8192: 40_000}, {1_048_576: 40_000}, {160: 32_000, 2048: 34_000}, {160: 33_000}],
+    [
+        {},
+        {8192: 40_000},
+        {1_048_576: 40_000},
+        {160: 32_000, 2048: 34_000},
+        {160: 33_000},
+        {1: 330, 32: 9_600, 1024: 40_000},
+    ],
     ids=str,
 )
 def test_the_names_of_points_stay_inside_the_axes_and_apart(speeds):
@@ -149,6 +156,22 @@ def test_the_room_for_names_cuts_no_other_curve_off(mine_first):
     drawn = [value for line in axes.get_lines() for value in line.get_xdata()]
     assert left < min(drawn)
     assert max(drawn) < right < 4 * max(drawn)
+
+
+def test_of_many_points_some_are_named_and_the_last_always():
+    sizes = [2**power for power in range(20)]
+    own = own_curve({size: 20_000 * size / (size + 60) for size in sizes})
+    names = [text.get_text() for text in axes_of(throughput_against_memory, own).texts]
+    assert names == [f"{size:,}" for size in sizes[1::2]]
+
+
+def test_a_point_without_memory_gets_no_name_and_makes_no_noise(recwarn):
+    own = own_curve()
+    own.table.loc[0, "allocated_mib"] = 0.0
+    axes = axes_of(throughput_against_memory, own)
+    axes.figure.draw_without_rendering()
+    assert [text.get_text() for text in axes.texts] == ["64", "128"]
+    assert not recwarn.list
 
 
 def test_a_figure_is_a_png_that_can_be_saved_anywhere(tmp_path):

@@ -126,12 +126,12 @@ def test_a_number_that_python_cannot_print_is_refused_too():
      "learning_rate"), ("devise", "device"), ("BATCH_SIZES", None), ("shared", "share")],
 )  # fmt: skip
 def test_a_misspelt_name_is_refused_with_the_nearest_right_one(name, near):
-    hint = f"did you mean {near!r}?" if near else "see --help-notebook or --help"
-    assert refusal(**{name: 1}) == f"unknown parameter {name!r}: {hint} (allowed: {ALLOWED})"
+    hint = f"did you mean {near!r}? " if near else ""
+    assert refusal(**{name: 1}) == f"unknown parameter {name!r}: {hint}(allowed: {ALLOWED})"
 
 
 def test_a_name_that_is_no_text_is_refused_too():
-    with pytest.raises(InputError, match=r"unknown parameter 5: .* \(allowed: a\)"):
+    with pytest.raises(InputError, match=r"unknown parameter 5: \(allowed: a\)"):
         refuse_unknown_names([5], ["a"])
     assert refuse_unknown_names(["a"], ["a", "b"]) is None
 
