@@ -87,8 +87,7 @@ def find_together(
     until = time.monotonic() + spec.time_budget_s
     choices: dict[str, Any] = {
         "multiple_of": spec.multiple_of, "powers_of_two": spec.powers_of_two,
-        "strategy": spec.strategy,
-        "time_left": lambda: until - time.monotonic(),
+        "strategy": spec.strategy, "time_left": lambda: until - time.monotonic(),
     }  # fmt: skip
 
     def probe(size: int) -> ProbeResult:

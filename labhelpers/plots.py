@@ -114,7 +114,7 @@ def mark_sweet_spot(axes: Axes, batch_size: int, share: float) -> Axes:
     at_pixel = axes.transData.transform((batch_size, axes.get_ylim()[0]))
     on_right = axes.transAxes.inverted().transform(at_pixel)[0] < 0.6
     axes.annotate(
-        f"sweet spot {batch_size:,}\n({share:.0%} of the best)", (batch_size, 0.03),
+        f"sweet spot {batch_size:,}\n(≥ {share:.0%} of the best)", (batch_size, 0.03),
         xycoords=("data", "axes fraction"), textcoords="offset points",
         xytext=(5 if on_right else -5, 0), ha="left" if on_right else "right",
         fontsize=8, color=_OWN,

@@ -175,6 +175,49 @@ def test_the_search_for_the_headroom_is_shown_and_kept_apart(cases):
     assert first["variants"] == [SEARCHED] * searched + [ROOMY] * len(roomy) + [PROVEN]
 
 
+MODEL = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(48, 4))
+class Broken(Net):
+    def forward(self, images):
+        raise ValueError("not today")
+"""
+
+
+def find(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "mymodel.py").write_text(MODEL, encoding="utf-8")
+    shapes = ["--input", "3,4,4", "--classes", "4", "--device", "cpu", "--max", "8"]
+    job = torchrun("-m", "--", "labhelpers", "find", *options, *shapes)
+    return subprocess.run(job, capture_output=True, text=True, timeout=120, cwd=folder)
+
+
+def test_the_command_answers_in_json_with_the_split_and_keeps_one_search(tmp_path):
+    asked = ["mymodel.py:Net", "--effective", "40", "--output", "run"]
+    done = find(tmp_path, *asked, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["batch_size"], found["global_batch_size"], found["world_size"]) == (8, 16, 2)
+    assert found["ended_by"] == "maximum"
+    assert found["micro_batches"] == [10, 10, 10, 10]
+    assert [len(probe["ranks"]) for probe in found["probes"]] == [2] * len(found["probes"])
+    (answer, _) = [t for t in open_run(tmp_path / "run").trials("finder") if t.variant == PROVEN]
+    assert answer.batch_size == 8
+    again = find(tmp_path, *asked)
+    assert again.returncode != 0
+    assert (
+        "--output: got 'run', which holds a search of mymodel.py:Net on all ranks" in again.stderr
+    )
+
+
+def test_the_command_says_what_the_workload_said(tmp_path):
+    done = find(tmp_path, "mymodel.py:Broken")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "tried batch size 2 (error): ranks 0, 1: ValueError: not today" in done.stderr
+
+
 # A rank that is killed, and the run that goes on
 
 

@@ -4,9 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from matplotlib.figure import Figure
+from torch import nn
 
 from labhelpers import finder_narrative as narrative
+from labhelpers.finder_failures import failure_facts
 from labhelpers.finder_headroom import candidates, leaves_headroom, with_headroom
 from labhelpers.finder_plots import search_sheet
 from labhelpers.finder_report import BatchSizeReport, result_of, split_effective
@@ -25,6 +28,7 @@ from labhelpers.finder_trials import (
 )
 from labhelpers.inputs import InputError
 from labhelpers.records import FinderSpec, Trial
+from labhelpers.workloads import Workload, batch_of
 
 MIB, GIB = 2**20, 2**30
 TERMS = Terms(
@@ -315,7 +319,10 @@ def test_the_answer_in_words():
         "For an effective batch of 1,024, at most 82 at a time: 16 micro-batches of 64, then one "
         "update (gradient accumulation over 16 steps)."
     )
-    assert "no accumulation" in narrative.split_in_words(found, 64)
+    assert narrative.split_in_words(found, 64) == (
+        "For an effective batch of 64 take one step of 64: up to 82 fit, so no accumulation is "
+        "needed."
+    )
     assert "84 is the smallest that is nearly as fast" in narrative.speed(found)
     table = narrative.probe_table(found)
     assert list(table["batch"]) == ["2", "20", "84", "90", "93", "91", "92", "82"]
@@ -334,6 +341,42 @@ def test_other_endings_in_words():
     assert "no size leaves 10 % of it free" in narrative.answer(full)
     killed = report([trial(2), trial(3, "killed")])
     assert "killed at the next size" in narrative.answer(killed)
+    assert [r.next_size_failed for r in (whole, full, killed)] == [False, True, True]
+    on_cpu = report([replace_device(trial(2)), trial(1000)], replace(TERMS, device_name="a chip"))
+    assert "in a budget of 8.00 GiB on a chip" in narrative.answer(on_cpu)
+
+
+def replace_device(found: Trial) -> Trial:
+    return found.model_copy(update={"device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        ((1, 2, 3), "tuple of 3"),
+        ([1], "list of 1"),
+        (torch.zeros(2, 3), "Tensor"),
+        (None, "NoneType"),
+    ],
+    ids=str,
+)
+def test_a_batch_that_is_no_pair_is_named(made, what):
+    job = Workload("a job", lambda: nn.Linear(1, 1), lambda *_: made)
+    with pytest.raises(TypeError, match=f"make_batch returned a {what}; must be a pair"):
+        batch_of(job, 2, torch.device("cpu"))
+
+
+def test_an_error_is_placed_in_the_users_own_code():
+    def forward() -> None:
+        torch.zeros(2) + torch.zeros(3)
+
+    try:
+        forward()
+    except RuntimeError as error:
+        place = failure_facts(error, host_limit=False)["where"]
+    line = forward.__code__.co_firstlineno + 1
+    assert place == f"test_finder_parts.py, line {line}, in forward"
+    assert failure_facts(ValueError("raised nowhere"), host_limit=False)["where"] is None
 
 
 def test_one_is_not_several():

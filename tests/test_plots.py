@@ -117,7 +117,7 @@ def test_a_sheet_of_an_odd_number_of_plots_has_no_empty_axes():
 def test_the_sweet_spot_is_marked_with_its_share_inside_the_axes(size):
     axes = mark_sweet_spot(axes_of(throughput, ARTICLE), size, 0.93)
     label = axes.texts[-1]
-    assert label.get_text() == f"sweet spot {size:,}\n(93% of the best)"
+    assert label.get_text() == f"sweet spot {size:,}\n(≥ 93% of the best)"
     assert list(axes.get_lines()[-1].get_xdata()) == [size, size]
     axes.figure.draw_without_rendering()
     extent, inside = label.get_window_extent(), axes.bbox
