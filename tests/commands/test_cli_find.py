@@ -124,7 +124,7 @@ def test_a_model_that_fails_is_one_line_and_exit_code_1(find):
     *_, last = errors.splitlines()
     assert last == (
         "labhelpers: mymodel.py:Broken fails at batch size 2: RuntimeError: three lines of text "
-        "(tried: 2 (error))"
+        "(mymodel.py, line 16, in forward) (tried: 2 (error))"
     )
 
 
