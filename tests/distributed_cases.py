@@ -348,7 +348,8 @@ def find_with_a_cap_on_one_rank(team: Team) -> dict[str, Any]:
     spec = ask(FinderSpec, {"num_iterations": 2, "headroom": 0.1, "max_batch_size": 4096})
     with memory_cap(budget_bytes=budget) if team.rank == 1 else nullcontext():
         found = find_together(workload, team, spec, limit_bytes=budget)
-    assert found.roomy is not None
+    # The cap may end the search so early that the largest size leaves the headroom as it is.
+    roomy = found.roomy.probes if found.roomy else ()
     kept = finder_trials(found, spec, team.device, "here")
     return {
         "trials": len(kept), "rate": kept[-1].images_per_s, "sentence": found_answer(found, "cpu"),
@@ -356,8 +357,11 @@ def find_with_a_cap_on_one_rank(team: Team) -> dict[str, Any]:
         "ran": [p.batch_size for p in found.search.successes],
         "limiting": found.limiting_ranks, "limits": found.limits_bytes,
         "outcomes": [[a.outcome for a in ranks_of(p)] for p in found.search.probes],
-        "roomy": [[p.batch_size, *(a.outcome for a in ranks_of(p))] for p in found.roomy.probes],
-        "peaks": [ranks_of(p)[1].peak_bytes for p in found.roomy.successes],
+        "roomy": [[p.batch_size, *(a.outcome for a in ranks_of(p))] for p in roomy],
+        "tried": [
+            [p.batch_size, ranks_of(p)[1].peak_bytes]
+            for p in (*found.search.probes, *roomy)
+        ],
         "table": probe_table(found)["searched"].tolist(),
         "variants": [trial.variant for trial in kept if trial.rank == 1],
     }  # fmt: skip

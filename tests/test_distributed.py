@@ -168,9 +168,17 @@ def test_real_ooms_on_one_capped_rank_end_in_one_size_that_ran_on_both(cases):
 def test_the_search_for_the_headroom_is_shown_and_kept_apart(cases):
     first, _ = cases["find_with_a_cap_on_one_rank"]
     searched, roomy = len(first["outcomes"]), first["roomy"]
-    assert [first["size"], "ok", "ok"] in roomy
-    assert [first["size"] + 1, "ok", "oversubscribed"] in roomy
-    assert max(first["peaks"]) <= 0.9 * first["limits"][1]
+    assert [first["size"], "ok", "ok"] in roomy or (not roomy and first["size"] == first["largest"])
+    allowed_bytes = int(0.9 * first["limits"][1])
+    # One of the searches tried the next size, and it leaves too little or does not run at all.
+    following = [peak for size, peak in first["tried"] if size == first["size"] + 1]
+    assert following
+    assert all(peak is None or peak > allowed_bytes for peak in following)
+    own = [peak for size, peak in first["tried"] if size == first["size"] and peak is not None]
+    assert min(own) <= allowed_bytes
+    ran = {size for size, *outcomes in roomy if outcomes == ["ok", "ok"]}
+    peaks = [peak for size, peak in first["tried"][searched:] if size in ran]
+    assert all(peak <= allowed_bytes for peak in peaks)
     assert first["table"] == ["the largest size"] * searched + ["10 % kept free"] * len(roomy)
     assert first["variants"] == [SEARCHED] * searched + [ROOMY] * len(roomy) + [PROVEN]
 
