@@ -13,10 +13,9 @@ from contextlib import nullcontext
 
 from labhelpers.caps import memory_cap
 from labhelpers.distributed import Team, describe_job, leave, meet, team_of
-from labhelpers.distributed_find_report import finder_trials, found_answer, probe_table
+from labhelpers.distributed_find_report import found_answer, keep, probe_table
 from labhelpers.distributed_finder import SharedSize, find_together
 from labhelpers.distributed_sweep import open_or_create
-from labhelpers.environment import environment_id
 from labhelpers.records import FinderSpec, ask
 from labhelpers.workloads import workload_from
 
@@ -60,10 +59,8 @@ def main() -> None:
         found = search(team, spec, None)
         show(team, "all memory", found)
         if team.leads and asked.output:
-            name = environment_id(facts)
-            with open_or_create(asked.output, "finder", spec).writing() as run:
-                run.note_environment(name, facts)
-                run.append(*finder_trials(found, spec, team.device, name))
+            run = open_or_create(asked.output, "finder", spec)
+            keep(run, found, spec, team.device, facts)
     leave(0)
 
 

@@ -162,10 +162,9 @@ def line(name: str, found: dict[str, Any], true_size: int, seconds: dict[str, fl
 def run(case: Case, device: str, with_peers: bool) -> list[str]:
     """Run all contenders of a case, print its table, and return what is wrong."""
     first = contender("ours", case, device)
-    if "error" in first:
-        print(f"{case.name}: {first['error']}", flush=True)
-        return [f"{case.name}: {first['error']}"]
     try:
+        if "error" in first:
+            raise RuntimeError(first["error"])
         true_size = truth(case, device, first["batch_size"])
     except RuntimeError as error:
         print(f"{case.name}: {error}", flush=True)
@@ -174,14 +173,15 @@ def run(case: Case, device: str, with_peers: bool) -> list[str]:
     searches = {"ours": [first]}
     if with_peers and case.peers:
         searches = {name: [] for name in ("ours", *PEERS)}
-        for name in (*COMPARED * ROUNDS, *(set(PEERS) - set(COMPARED))):
+        for name in (*COMPARED * ROUNDS, *(name for name in PEERS if name not in COMPARED)):
             searches[name].append(contender(name, case, device))
-    wrong = judge(case, first, true_size) + told(case, searches, true_size)
+    judged = (judge(case, found, true_size) for found in [first, *searches["ours"]])
+    wrong = [what for each in judged for what in each] + told(searches, true_size)
     return [f"{case.name}: {what}" for what in dict.fromkeys(wrong)]
 
 
-def told(case: Case, searches: dict[str, list[dict[str, Any]]], true_size: int) -> list[str]:
-    """Print the rows of a case, the last search of each contender; return what is wrong."""
+def told(searches: dict[str, list[dict[str, Any]]], true_size: int) -> list[str]:
+    """Print a row for each contender's last search; return what is wrong with peers and speed."""
     ran = {
         name: [found["seconds"] for found in each if "error" not in found]
         for name, each in searches.items()
@@ -196,8 +196,7 @@ def told(case: Case, searches: dict[str, list[dict[str, Any]]], true_size: int) 
         if name != "ours":
             wrong += [f"{name} did not run: {found['error']}" for found in each if "error" in found]
             wrong += [f"{name} found no size" for found in each if found.get("batch_size") is None]
-    judged = [what for found in searches["ours"] for what in judge(case, found, true_size)]
-    return wrong + judged + (too_slow(seconds) if "ours" in seconds else [])
+    return wrong + (too_slow(seconds) if "ours" in seconds else [])
 
 
 def main() -> int:

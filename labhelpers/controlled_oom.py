@@ -27,7 +27,7 @@ from labhelpers.records import RemedySpec, Trial
 from labhelpers.store import RunDirectory
 from labhelpers.training import mean_loss, read_precision, set_precision
 from labhelpers.trials import environment_id_of, new_step, prepare, surroundings
-from labhelpers.workloads import Workload, fashion_workload
+from labhelpers.workloads import Workload, batch_of, fashion_workload
 
 STEPS = 3
 """Steps of each trial: the optimizer's state is there from the second on."""
@@ -130,7 +130,7 @@ class _Series:
 
     def _train(self, size: int) -> float | None:
         step = new_step(self.spec, self.workload, self.capture.device)
-        batch = self.workload.make_batch(size, self.capture.device)
+        batch = batch_of(self.workload, size, self.capture.device)
         losses = [step(*batch).detach() for _ in range(STEPS)]
         return mean_loss(losses[-1:])
 

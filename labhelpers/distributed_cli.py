@@ -120,10 +120,9 @@ def _find(
     spec: FinderSpec, team: Team, output: str | None, told: Callable[[SharedSize], str]
 ) -> int:
     from labhelpers.distributed import describe_job
-    from labhelpers.distributed_find_report import finder_trials
+    from labhelpers.distributed_find_report import keep
     from labhelpers.distributed_finder import find_together
     from labhelpers.distributed_watch import Deadline
-    from labhelpers.environment import environment_id
     from labhelpers.search import SearchError
     from labhelpers.workloads import workload_from
 
@@ -145,10 +144,7 @@ def _find(
     if team.leads:
         click.echo(told(found))
         if run is not None:
-            with run.writing():
-                run.note_spec("finder", spec)
-                run.note_environment(environment_id(facts), facts)
-                run.append(*finder_trials(found, spec, team.device, environment_id(facts)))
+            keep(run, found, spec, team.device, facts)
     return 0
 
 

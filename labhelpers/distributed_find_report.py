@@ -10,13 +10,15 @@ import pandas as pd
 
 from labhelpers.distributed_finder import SharedSize
 from labhelpers.distributed_records import PROVEN, ROOMY, SEARCHED
-from labhelpers.distributed_search import RankAnswer, failed_texts, ranks_of
+from labhelpers.distributed_search import RankAnswer, ranks_of, said_of
 from labhelpers.distributed_tables import counted, seat
-from labhelpers.finder_narrative import OUTCOMES, many
+from labhelpers.environment import environment_id
+from labhelpers.finder_narrative import NOTHING_FAILED, OUTCOMES, many
 from labhelpers.finder_report import split_effective
 from labhelpers.formats import show_bytes, show_rate, show_share
 from labhelpers.records import FinderSpec, Outcome, Trial
 from labhelpers.search import ProbeOutcome, ProbeResult
+from labhelpers.store import RunDirectory
 
 _AS_TRIAL: dict[ProbeOutcome, Outcome] = {
     "ok": "ok", "oom": "oom", "oversubscribed": "oom", "killed": "killed", "timeout": "timeout",
@@ -67,14 +69,16 @@ def found_answer(found: SharedSize, device: str) -> str:
 
 def _end(found: SharedSize) -> str:
     """Say why no larger size is the largest."""
-    ends = {
-        "dataset": "the data set holds no more", "maximum": "no more was asked for",
-        "time": "then the time was up, and more may fit", "probes": "more may fit",
-    }  # fmt: skip
-    said = ends.get(found.search.ended_by)
-    if said is None and found.search.ended_by == "memory":
+    ended_by, failed = found.search.ended_by, found.smallest_failure
+    if ended_by in NOTHING_FAILED:
+        return NOTHING_FAILED[ended_by]
+    if ended_by == "memory":
         return f"more does not fit on {_limits(found, found.limiting_ranks)}"
-    return said or f"more fails ({failed_texts(found.search)})"
+    if ended_by == "time":
+        return "then the time was up, and more may fit"
+    if ended_by == "probes" or failed is None:
+        return "more may fit"
+    return f"more fails ({said_of(failed)})"
 
 
 def _of_what(found: SharedSize) -> str:
@@ -122,6 +126,17 @@ def split_together(found: SharedSize, effective: int) -> str:
 def _micro_batches(found: SharedSize, effective: int) -> list[int]:
     """Split an effective batch into global micro-batches, as equal as can be."""
     return list(split_effective(effective, found.batch_size * found.world_size))
+
+
+def keep(
+    run: RunDirectory, found: SharedSize, spec: FinderSpec, device: str, facts: Mapping[str, Any]
+) -> None:
+    """Write what was asked and found into a run; `facts` describe the job."""
+    name = environment_id(facts)
+    with run.writing():
+        run.note_spec("finder", spec)
+        run.note_environment(name, facts)
+        run.append(*finder_trials(found, spec, device, name))
 
 
 def finder_trials(

@@ -52,12 +52,16 @@ class SharedSize:
     proven_steps: int
 
     @property
+    def smallest_failure(self) -> ProbeResult | None:
+        """The smallest size that failed on some rank; None if none did."""
+        failed = [probe for probe in self.search.probes if probe.outcome != "ok"]
+        return min(failed, key=lambda probe: probe.batch_size, default=None)
+
+    @property
     def limiting_ranks(self) -> tuple[int, ...]:
         """The ranks on which the smallest size that failed did not fit."""
-        failed = [probe for probe in self.search.probes if probe.outcome != "ok"]
-        if not failed:
-            return ()
-        answers = ranks_of(min(failed, key=lambda probe: probe.batch_size))
+        failed = self.smallest_failure
+        answers = () if failed is None else ranks_of(failed)
         return tuple(rank for rank, answer in enumerate(answers) if answer.outcome != "ok")
 
 

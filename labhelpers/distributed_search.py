@@ -85,12 +85,6 @@ def search_together(
         raise WorkloadFailed(f"{failed}: {said_of(failed.probes[-1])}", failed.probes) from None
 
 
-def failed_texts(found: SearchResult) -> str:
-    """Return what the ranks said of the smallest size that failed."""
-    failed = [probe for probe in found.probes if probe.outcome != "ok"]
-    return said_of(min(failed, key=lambda probe: probe.batch_size)) if failed else "no text"
-
-
 def said_of(probe: ProbeResult) -> str:
     """Return what the ranks said of a size that failed, each text once with its ranks."""
     said: dict[str, list[str]] = {}

@@ -21,7 +21,7 @@ from labhelpers.distributed import Team
 from labhelpers.distributed_records import DistributedSpec
 from labhelpers.feeds import epoch_order, make_feed
 from labhelpers.inputs import InputError
-from labhelpers.workloads import Batch, MakeBatch, Workload
+from labhelpers.workloads import Batch, Workload, batch_of
 
 Items = TypeVar("Items", Tensor, Sequence[int])
 Count = tuple[int, int]
@@ -60,7 +60,7 @@ def shared_feed(spec: DistributedSpec, workload: Workload, batch_size: int, team
     if workload.make_loader is not None:
         return _split_loader(workload.make_loader(batch_size * team.world_size, spec.seed), team)
     if spec.workload != "fashion_cnn":
-        return _fixed_batch(workload.make_batch, batch_size, spec.images or 0, team)
+        return _fixed_batch(workload, batch_size, spec.images or 0, team)
     if spec.feed in ("host", "resident"):
         return _split_tensors(spec, batch_size, team)
     return _split_loader(_fashion(spec, batch_size * team.world_size, team), team)
@@ -117,11 +117,11 @@ def _epoch_of(loader: DataLoader[Any]) -> list[list[int]]:
     return [list(batch) for batch in loader.batch_sampler or ()]
 
 
-def _fixed_batch(make_batch: MakeBatch, batch_size: int, images: int, team: Team) -> Shared:
+def _fixed_batch(workload: Workload, batch_size: int, images: int, team: Team) -> Shared:
     whole = batch_size * team.world_size
     sizes = [min(whole, images - start) for start in range(0, images, whole)]
     own = [len(share_of(range(size), team.rank, team.world_size)) for size in sizes]
-    feed = FixedBatch(make_batch(batch_size, torch.device(team.device)), tuple(own))
+    feed = FixedBatch(batch_of(workload, batch_size, torch.device(team.device)), tuple(own))
     return Shared(feed, tuple(zip(own, sizes, strict=True)), synthetic=True)
 
 

@@ -26,6 +26,8 @@ OUTCOMES = {
     "killed": "process killed", "timeout": "time limit", "error": "failed",
     "library_limit": "library limit",
 }  # fmt: skip
+NOTHING_FAILED = {"dataset": "the data set holds no more", "maximum": "no more was asked for"}
+"""Why no larger size was tried, where none failed."""
 
 _SLOWER = (
     " (On a CPU the probes are slower than training: for its memory to be counted, every large "
@@ -90,10 +92,8 @@ def answer(report: BatchSizeReport) -> str:
 
 def _end(report: BatchSizeReport) -> str:
     """Say why no larger size is the largest."""
-    if report.result.ended_by == "dataset":
-        return "the data set holds no more"
-    if report.result.ended_by == "maximum":
-        return "no more was asked for"
+    if report.result.ended_by in NOTHING_FAILED:
+        return NOTHING_FAILED[report.result.ended_by]
     failed = [t.batch_size for t in of_purpose(report.trials, "search") if outcome_of(t) != "ok"]
     above = [size for size in failed if size > report.largest]
     if report.result.ended_by == "memory" and above:

@@ -20,7 +20,7 @@ from labhelpers.optimizers import optimizer_named
 from labhelpers.records import FinderSpec
 from labhelpers.training import make_step, run_epoch, set_precision
 from labhelpers.trials import environment_id_of, surroundings
-from labhelpers.workloads import Workload, workload_from
+from labhelpers.workloads import Workload, batch_of, workload_from
 
 _MOST_WORKERS = 8
 
@@ -94,7 +94,7 @@ def _epoch(
         _start_threads(workload, device)
     capture.reset_peak()
     with memory_limit(device, cap_bytes):
-        step(*workload.make_batch(batch_size, device))
+        step(*batch_of(workload, batch_size, device))
         capture.synchronize()
         first_step_peak_bytes = capture.peak_allocated_bytes()
         loader: Iterable[Any] = fake_loader(spec, batch_size, device)
@@ -113,5 +113,5 @@ def _epoch(
 def _start_threads(workload: Workload, device: torch.device) -> None:
     """Start what a first step starts, such as threads, before a limit counts."""
     model: nn.Module = workload.make_model().train()
-    inputs, targets = workload.make_batch(2, device)
+    inputs, targets = batch_of(workload, 2, device)
     workload.loss(model(inputs), targets).backward()

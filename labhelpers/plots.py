@@ -80,23 +80,21 @@ def _name_points(curve: Curve, axes: Axes) -> None:
     """
     points = curve.table.dropna(subset=["allocated_mib", "images_per_s"])
     points = points[points["allocated_mib"] > 0]
-    following, best = points["images_per_s"].shift(-1), points["images_per_s"].max()
-    each = -(-len(points) // MOST_NAMES)
-    for place, (row, following_rate) in enumerate(zip(points.itertuples(), following, strict=True)):
-        if (len(points) - 1 - place) % each:
-            continue
-        # The last point has none that follows.
-        above = following_rate <= row.images_per_s or row.images_per_s < LOW * best
+    if points.empty:
+        return
+    rates, each = points["images_per_s"], -(-len(points) // MOST_NAMES)
+    # Nothing follows the last point, so that it does not fall.
+    above = (rates >= rates.shift(-1)) | (rates < LOW * rates.max())
+    for row in points.assign(above=above).iloc[(len(points) - 1) % each :: each].itertuples():
         axes.annotate(
             f"{row.batch_size:,}", (row.allocated_mib, row.images_per_s), fontsize=7, color=_OWN,
-            textcoords="offset points", xytext=(0, 5) if above else (4, -11),
-            ha="center" if above else "left",
+            textcoords="offset points", xytext=(0, 5) if row.above else (4, -11),
+            ha="center" if row.above else "left",
         )  # fmt: skip
-    if len(points):
-        least, most = points["allocated_mib"].min(), points["allocated_mib"].max()
-        room = (most * (most / least) ** ROOM_FOR_NAMES, points["images_per_s"].iloc[-1])
-        axes.update_datalim([room], updatey=False)  # later curves may still widen the axis
-        axes.autoscale_view(scaley=False)
+    least, most = points["allocated_mib"].min(), points["allocated_mib"].max()
+    room = (most * (most / least) ** ROOM_FOR_NAMES, rates.iloc[-1])
+    axes.update_datalim([room], updatey=False)  # later curves may still widen the axis
+    axes.autoscale_view(scaley=False)
 
 
 def final_loss(curve: Curve, axes: Axes) -> Axes:

@@ -21,7 +21,7 @@ from labhelpers.remedy_steps import Job, NotApplicable, build_job
 from labhelpers.training import read_precision, set_precision
 from labhelpers.trials import environment_id_of, surroundings
 from labhelpers.worker import unpacked
-from labhelpers.workloads import Batch, Workload, to_device, workload_from
+from labhelpers.workloads import Batch, Workload, batch_of, to_device, workload_from
 
 _MOST_TRIES = 30
 """A float16 scaler leaves updates out until its scale is small enough: 2**16 halved 30 times."""
@@ -85,7 +85,7 @@ def _reference(spec: str, data: bytes | None) -> Reference:
     asked = RemedySpec(**json.loads(spec))
     workload, device = _workload(asked, data), torch.device(asked.device)
     torch.manual_seed(asked.seed)
-    made = workload.make_batch(asked.batch_size or 1, device)
+    made = batch_of(workload, asked.batch_size or 1, device)
     host = torch.device("cpu")
     batch = to_device(made[0], host), to_device(made[1], host)
     del made
